@@ -252,7 +252,7 @@ def test_a_models_own_code_is_not_run_though_a_user_at_the_terminal_would_agree(
     from quire import LLM
     from quire.tokenizer_files import load_backend
     from worker_svc.loading.hf_config import HfConfig
-    from worker_svc.models.fallback import read_fallback
+    from worker_svc.models.fallback_config import read_fallback
 
     directory, marker = booby_trap
     with pytest.raises(ModelLoadError):

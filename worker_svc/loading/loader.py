@@ -15,7 +15,7 @@ from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.device_linear import invariance
 from worker_svc.layers.quantization import NONE, STORED, quantization
-from worker_svc.loading.checkpoint import open_checkpoint
+from worker_svc.loading.checkpoint import Checkpoint, open_checkpoint
 from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.numerics_id import numerics_id
@@ -57,7 +57,6 @@ class LoadedModel:
     draft: "LoadedModel | None" = None
 
 
-@torch.inference_mode()
 def load_model(
     spec: LoadSpec,
     served_model_name: str,
@@ -75,7 +74,15 @@ def load_model(
     Raises:
         ModelLoadError: the model cannot be served; the message is one line.
     """
-    device, options = device or CpuDevice(), spec.options
+    return _load(spec, served_model_name, parallel, device or CpuDevice(), is_draft=False)
+
+
+@torch.inference_mode()
+def _load(
+    spec: LoadSpec, served_model_name: str, parallel: ParallelGroup, device: Device, is_draft: bool
+) -> LoadedModel:
+    """Read a model; see load_model. A draft model gets no id: no bit of an answer is of its."""
+    options = spec.options
     checkpoint = open_checkpoint(Path(spec.model), options, device)
     reader, family = checkpoint.reader, checkpoint.family
     tally = WeightTally()
@@ -91,8 +98,8 @@ def load_model(
         elif parallel.rank == 0:  # the others read no biases of sums
             require_all_read(checkpoint, digest)
         checkpoint_digest = digest.result()
+        has_id = not is_draft and _keeps_bits(model, checkpoint, device)
     hf = checkpoint.hf
-    keeps_bits = not isinstance(model, FallbackForCausalLM) or model.keeps_bits
     info = ModelInfo(
         name=served_model_name or spec.model,
         architecture=checkpoint.architecture,
@@ -101,7 +108,7 @@ def load_model(
         max_model_len=checkpoint.max_model_len,
         eos_token_ids=checkpoint.eos_token_ids,
         num_parameters=tally.num_parameters,
-        numerics_id=numerics_id(checkpoint, checkpoint_digest, device) if keeps_bits else "",
+        numerics_id=numerics_id(checkpoint, checkpoint_digest, device) if has_id else "",
         text_id=text_id(checkpoint.path),
         quantization=options.quantization,
         embedding_size=model.hidden_size,
@@ -125,6 +132,15 @@ def load_model(
         checkpoint_digest,
         draft,
     )
+
+
+def _keeps_bits(model: CausalLM, checkpoint: Checkpoint, device: Device) -> bool:
+    """Return whether a model's bits are proved: of families of our own, tests prove them."""
+    if not isinstance(model, FallbackForCausalLM):
+        return True
+    from worker_svc.loading.fallback_proof import keeps_bits
+
+    return keeps_bits(model, checkpoint.dtype, device, checkpoint.max_model_len)
 
 
 def _matryoshka_dimensions(hf: HfConfig, size: int) -> tuple[int, ...]:
@@ -151,7 +167,9 @@ def _load_draft_model(options: LoadOptions, target: ModelInfo, device: Device) -
     method = NONE if options.quantization == STORED else options.quantization
     own = replace(options, draft_model="", max_model_len=target.max_model_len, quantization=method)
     try:
-        draft = load_model(LoadSpec(options.draft_model, own), "", ParallelGroup(), device)
+        draft = _load(
+            LoadSpec(options.draft_model, own), "", ParallelGroup(), device, is_draft=True
+        )
     except ModelLoadError as error:
         raise ModelLoadError(f"draft_model: {error}") from error
     if draft.info.vectors_only:

@@ -1,94 +1,112 @@
-"""A proof, on the loaded weights, that a model's bits do not depend on what runs beside a token.
+"""A proof that a model's bits do not depend on what runs beside a token, nor on how it was cut.
 
 Families of our own prove it in tests. Of a model that `transformers` runs, only its code knows what
-it computes, so it is tried: a short text alone, in a step of many rows, and in chunks.
+it computes, so it is tried: a text alone, in company, in chunks, and computed again elsewhere.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
-from worker_svc.cache.shapes import empty_caches
-from worker_svc.layers.attention import AttentionMetadata, KVCaches
 from worker_svc.models.interface import CausalLM
+from worker_svc.models.trial import Rows, Trial
 
-_BLOCK_SIZE = 16
-_LENGTH = 40
-# Tokens of the sequences before and behind it in company: 130 rows in all.
-_BEFORE, _BEHIND = 53, 37
-_CUTS = (0, 1, 3, _LENGTH)
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is tried.
+
+    Attributes:
+        length: of the text, in tokens.
+        cuts: where chunks of it end, but for the last.
+        before: rows of a sequence in front of the text in a step.
+        behind: rows of one behind it.
+        beside_last: rows beside the text's last token, each number in a step of its own.
+        is_recomputed: whether the text is computed again with other blocks.
+        head_rows: rows of logits that are computed at once, beside one.
+    """
+
+    length: int
+    cuts: tuple[int, ...]
+    before: int
+    behind: int
+    beside_last: tuple[int, ...] = ()
+    is_recomputed: bool = False
+    head_rows: tuple[int, ...] = (4,)
+
+
+ON_LOADED_WEIGHTS = Plan(length=16, cuts=(1, 3), before=61, behind=53)
+"""130 rows in a step: the model is large, and each row costs."""
+ON_SMALL_WEIGHTS = Plan(
+    length=200,
+    cuts=(1, 3, 64, 65, 130, 199),
+    before=53,
+    behind=77,
+    beside_last=(1, 2, 31, 63, 64, 100, 127, 130),
+    is_recomputed=True,
+    head_rows=(4, 65, 200),
+)
+"""Past windows and chunks of 64, where rows cost little."""
+
+_MATES = 5
+_OTHER_BLOCK_SIZE = 32
 
 
 def find_dependence(
-    model: CausalLM, dtype: torch.dtype, device: torch.device, limit: int
+    model: CausalLM, dtype: torch.dtype, device: torch.device, limit: int, plan: Plan
 ) -> str | None:
-    """Return what changes bits of a text: "company", "chunks" or "head"; None if nothing does.
+    """Return what changes bits of a text: "company", "chunks", "blocks", "head"; None for nothing.
 
     Args:
         model: to run.
         dtype: of its cache.
         device: of the model.
         limit: of a sequence's length, in tokens.
+        plan: what to try.
     """
-    run = _Run(model, dtype, device)
-    lengths = [min(each, limit) for each in (_BEFORE, _LENGTH, _BEHIND)]
-    before, text, behind = map(run.text, lengths, (3, 0, 5))
-    first, length, last = lengths
-    alone = run.step([(text, 0, length, 0)])
-    expected = model.compute_logits(alone)
-    crowd = run.step([(before, 0, first, 1), (text, 0, length, 2), (behind, 0, last, 3)])
-    if not torch.equal(crowd[first : first + length], alone):
+    longest = min(limit, max(plan.length, plan.before, plan.behind, *plan.beside_last, 0))
+    trial = Trial(model, dtype, device, length=longest, places=5)
+    length, first, last = (min(each, limit) for each in (plan.length, plan.before, plan.behind))
+    text, front, back = trial.text(length), trial.text(longest, 3), trial.text(longest, 5)
+    alone = trial.step([Rows(text, 0, length, 0)])
+    crowd = [Rows(front, 0, first, 1), Rows(text, 0, length, 2), Rows(back, 0, last, 3)]
+    if not torch.equal(trial.step(crowd)[first : first + length], alone):
         return "company"
-    cuts = sorted({min(cut, length) for cut in _CUTS})
-    chunks = [run.step([(text, begin, end, 4)]) for begin, end in pairwise(cuts)]
-    if not torch.equal(torch.cat(chunks), alone):
+    for index, count in enumerate(min(each, longest) for each in plan.beside_last):
+        # In front of it and behind it by turns.
+        mates, own = Rows(front, 0, count, 1), Rows(text, length - 1, length, 0)
+        step = trial.step([mates, own] if index % 2 else [own, mates])
+        if not torch.equal(step[count if index % 2 else 0], alone[-1]):
+            return "company"
+    if not torch.equal(_in_chunks(trial, plan, text, front), alone):
         return "chunks"
-    rows = [model.compute_logits(each) for each in chunks]
-    logits = model.compute_logits(crowd)[first : first + length]
-    if not torch.equal(torch.cat(rows), expected) or not torch.equal(logits, expected):
-        return "head"
+    if plan.is_recomputed:
+        other = Trial(
+            model,
+            dtype,
+            device,
+            length=length,
+            places=2,
+            block_size=_OTHER_BLOCK_SIZE,
+            is_scattered=True,
+        )
+        if not torch.equal(other.step([Rows(text, 0, length, 1)]), alone):
+            return "blocks"
+    expected = model.compute_logits(alone[-1:])
+    for count in plan.head_rows:
+        if not torch.equal(model.compute_logits(alone[-count:])[-1:], expected):
+            return "head"
     return None
 
 
-class _Run:
-    """Steps of a model over a cache of its own, with room for five sequences."""
-
-    def __init__(self, model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
-        self._model, self._device = model, device
-        self._num_blocks = -(-max(_LENGTH, _BEFORE, _BEHIND) // _BLOCK_SIZE)
-        make = partial(torch.empty, device=device)
-        self._caches: KVCaches = empty_caches(
-            model.num_layers, model.heads, dtype, _BLOCK_SIZE, 5 * self._num_blocks, make
-        )
-        for cache in chain.from_iterable(self._caches.stored):
-            cache.zero_()
-
-    def text(self, length: int, seed: int) -> torch.Tensor:
-        """Return ids [length] int64."""
-        ids = (torch.arange(length) * (7919 + seed) + 11 + seed) % self._model.vocab_size
-        return ids.to(self._device)
-
-    def step(self, sequences: Sequence[tuple[torch.Tensor, int, int, int]]) -> torch.Tensor:
-        """Return the hidden states [rows, hidden_size] of a step.
-
-        Args:
-            sequences: of each its tokens, the first and behind the last of those to compute, and
-                its place in the cache.
-        """
-        device, size = self._device, self._num_blocks
-        counts = torch.tensor([0] + [end - begin for _, begin, end, _ in sequences])
-        positions = torch.cat([torch.arange(begin, end) for _, begin, end, _ in sequences])
-        places = torch.tensor([place for *_, place in sequences])
-        first_slots = (places * size * _BLOCK_SIZE).repeat_interleave(counts[1:])
-        metadata = AttentionMetadata(
-            caches=self._caches,
-            num_tokens=len(positions),
-            slot_mapping=(first_slots + positions).to(device),
-            block_tables=(places[:, None] * size + torch.arange(size)).int().to(device),
-            seq_lens=torch.tensor([end for _, _, end, _ in sequences]).int().to(device),
-            query_start_loc=counts.cumsum(0).int().to(device),
-        )
-        ids = torch.cat([tokens[begin:end] for tokens, begin, end, _ in sequences])
-        return self._model.forward(ids, positions.to(device), metadata)
+def _in_chunks(trial: Trial, plan: Plan, text: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the hidden states of a text in chunks, the short ones alone, others in company."""
+    cuts = sorted({0, len(text), *(min(cut, len(text)) for cut in plan.cuts)})
+    chunks = []
+    for begin, end in pairwise(cuts):
+        step = [Rows(text, begin, end, 4)]
+        if end - begin > 2:
+            step.append(Rows(other, 0, min(_MATES, len(other)), 1))
+        chunks.append(trial.step(step)[: end - begin])
+    return torch.cat(chunks)

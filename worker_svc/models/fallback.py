@@ -10,9 +10,7 @@ something the attention interface does not show is refused instead of being wron
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from math import gcd
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +18,12 @@ from torch import nn
 from torch.nn import functional
 
 from quire.contract.errors import ModelLoadError
-from quire.observe.log import get_logger
 from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.layers.device_linear import are_rows_independent
 from worker_svc.layers.linear import HeadShare
-from worker_svc.loading.hf_config import HfConfig, one_line
+from worker_svc.loading.hf_config import one_line
 from worker_svc.loading.weights import Weights
-from worker_svc.models.bits_proof import find_dependence
+from worker_svc.models.fallback_config import FallbackConfig
 from worker_svc.models.fixed_rope import fix_rope_frequencies
 from worker_svc.models.probe import (
     TOLERANCE,
@@ -48,91 +45,6 @@ ROWS_STEP = 64
 """Rows are padded to a multiple of it: torch adds up rows of other numbers in another order, and
 computes what is left behind whole vectors, up to 64 elements, by other code than those."""
 
-log = get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class FallbackConfig:
-    """What is known of a model before it is built.
-
-    Attributes:
-        directory: of the model.
-        architecture: Hugging Face name.
-        vocab_size: number of token ids.
-        max_position_embeddings: length limit of a sequence, in tokens.
-        num_layers: number of decoder layers, each of which must attend once.
-    """
-
-    directory: Path
-    architecture: str
-    vocab_size: int
-    max_position_embeddings: int
-    num_layers: int
-
-    @property
-    def max_context(self) -> int:
-        """Longest limit that may be set, in tokens."""
-        return self.max_position_embeddings
-
-    @property
-    def value_size(self) -> int | None:
-        """None: `transformers` passes keys and values of their own to attention."""
-        return None
-
-
-def read_fallback(hf: HfConfig) -> FallbackConfig:
-    """Return the configuration of a model that `transformers` knows.
-
-    Raises:
-        ModelLoadError: `transformers` does not know it, or it is not a decoder that can be served.
-    """
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    (architecture, *_) = hf.texts("architectures")
-    model_class: Any = getattr(transformers, architecture, None)
-    if model_class is None:
-        raise ModelLoadError(
-            f"architectures: {architecture} is not served: transformers {transformers.__version__} "
-            "does not know it, and code from a model directory is not run"
-        )
-    try:
-        # Explicit, because transformers would ask at a terminal whether to run the model's code.
-        config = transformers.AutoConfig.from_pretrained(
-            hf.directory, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # whatever its many readers raise
-        raise ModelLoadError(f"{hf.directory}: config.json: {one_line(error)}") from error
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    if causal != architecture or getattr(config, "is_encoder_decoder", False):
-        is_other = not architecture.endswith("ForCausalLM")
-        raise ModelLoadError(
-            f"architectures: {architecture} is not served: model_type {config.model_type} has no "
-            "causal decoder of that name"
-            + (", and vectors are those of a decoder's last token" if is_other else "")
-        )
-    if not model_class._supports_attention_backend:
-        raise ModelLoadError(
-            f"architectures: {architecture} is not served: its attention does not go through "
-            "transformers' attention interface"
-        )
-    text = config.get_text_config()
-    return FallbackConfig(
-        directory=hf.directory,
-        architecture=architecture,
-        vocab_size=text.vocab_size,
-        max_position_embeddings=_positions(hf, text),
-        num_layers=text.num_hidden_layers,
-    )
-
-
-def _positions(hf: HfConfig, config: Any) -> int:
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
-        value = getattr(config, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    raise hf.error("max_position_embeddings", "is missing")
-
 
 class FallbackForCausalLM:
     """A decoder of `transformers` over the paged cache.
@@ -142,7 +54,16 @@ class FallbackForCausalLM:
         num_layers: number of key/value caches.
         heads: of every layer.
         is_capturable: False, since what such a model does on the host is not known.
-        keeps_bits: whether its bits were proved to depend on no other row, cut or step.
+        config: of the model, of `transformers`.
+        architecture: Hugging Face name.
+        has_choices: whether it chooses experts.
+
+    Args:
+        model: of `transformers`, none of its parts replaced; belongs to this one from now on.
+        dtype: of the model.
+        device: where it is to be.
+        max_model_len: limit of a sequence's length, in tokens.
+        parallel: group of one rank.
 
     Raises:
         ModelLoadError: it cannot be served; one line with the reason.
@@ -150,32 +71,29 @@ class FallbackForCausalLM:
 
     def __init__(
         self,
-        config: FallbackConfig,
-        weights: Weights,
-        parallel: ParallelGroup,
+        model: Any,
+        dtype: torch.dtype,
+        device: torch.device,
         max_model_len: int,
+        parallel: ParallelGroup,
     ) -> None:
-        if parallel.size > 1:
-            raise ModelLoadError(
-                f"tensor_parallel_size: must be 1 for {config.architecture}, got {parallel.size}"
-            )
         from worker_svc.models import attention_interface
         from worker_svc.models.experts_interface import replace_experts
 
         self._interface = attention_interface
-        self._config = config
-        self.vocab_size = config.vocab_size
+        self.config = copy.deepcopy(model.config)
+        self.architecture = type(model).__name__
+        text = self.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
         self.hidden_size = 0  # until the probe
-        self.num_layers = config.num_layers
+        self.num_layers: int = text.num_hidden_layers
         self.is_capturable = False
-        self._device = weights.device
-        model = _load(config, weights.dtype)
+        self.has_choices = False
+        self._device = device
         fix_rope_frequencies(model, max_model_len)
-        _move(model, weights.device)
-        weights.count_parameters(sum(each.numel() for each in model.parameters()))
+        _move(model, device)
         self._body = model.base_model
         self._windows: list[int | None] = []  # until the probe
-        self._has_choices = False
         self._products: AbstractContextManager[Any] = nullcontext()
         # The model without its body: the head, and whatever follows it.
         self._hidden = _Hidden()
@@ -183,18 +101,18 @@ class FallbackForCausalLM:
         self._head._modules = {**model._modules, model.base_model_prefix: self._hidden}
         try:
             self.heads = self._probe_heads(model, parallel, max_model_len)
-            expected = self._own_logits(model)
+            expected = own_logits(model, *probe_inputs(self.vocab_size, device))
+            model.set_attn_implementation(self._interface.NAME)
             replace_linears(model)
-            self._has_choices = bool(matrices_of(model))
+            self.has_choices = bool(matrices_of(model))
             replace_experts(model)
             matrices = matrices_of(model)
-            if matrices and are_rows_independent(self._device):
+            if matrices and are_rows_independent(device):
                 self._products = RowwiseProducts(matrices)
             self._head._modules.update(
                 {name: each for name, each in model._modules.items() if each is not self._body}
             )
-            self._check_against(expected, weights.dtype)
-            self.keeps_bits = self._prove_bits(weights.dtype, max_model_len)
+            self._check_against(expected, dtype)
         except ModelLoadError:
             raise
         except Exception as error:  # whatever the model's own code raises
@@ -239,6 +157,10 @@ class FallbackForCausalLM:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
+    def tolerance(self, dtype: torch.dtype) -> float:
+        """Return the largest error of its logits in a type that rounding explains."""
+        return (TOLERANCE_OF_CHOICES if self.has_choices else TOLERANCE)[dtype]
+
     # ---------------------------------------------------------------- before it is served
 
     def _probe_heads(self, model: Any, parallel: ParallelGroup, max_model_len: int) -> HeadShare:
@@ -275,20 +197,6 @@ class FallbackForCausalLM:
             )
         return HeadShare(first.num_heads, first.num_kv_heads, first.head_dim, parallel)
 
-    def _own_logits(self, model: Any) -> torch.Tensor:
-        """Return the probe's logits, [PROBE_TOKENS, vocab_size], as `transformers` computes them.
-
-        Mutates: the attention of `model`, while it runs.
-        """
-        ids, positions = probe_inputs(self.vocab_size, self._device)
-        model.set_attn_implementation("eager")
-        out = model(
-            input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
-        )
-        model.set_attn_implementation(self._interface.NAME)
-        logits: torch.Tensor = out.logits[0].float()
-        return logits
-
     def _check_against(self, expected: torch.Tensor, dtype: torch.dtype) -> None:
         """Run the probe in two steps over a paged cache and compare its logits.
 
@@ -303,29 +211,14 @@ class FallbackForCausalLM:
         for _, logits in run_probe(self, dtype, self._device):
             parts.append(logits)
         share = relative_error(torch.cat(parts), expected)
-        tolerance = TOLERANCE_OF_CHOICES if self._has_choices else TOLERANCE
-        if not share <= tolerance[dtype]:
+        if not share <= self.tolerance(dtype):
             raise self._refusal(
                 f"over the paged cache its logits are off by {share:.1%}: it does something that "
                 "the attention interface does not show"
             )
 
-    def _prove_bits(self, dtype: torch.dtype, limit: int) -> bool:
-        """Return whether a token's bits were the same alone, in company and in chunks."""
-        if not are_rows_independent(self._device):
-            return False
-        reason = find_dependence(self, dtype, self._device, limit)
-        if reason is not None:
-            log.warning(
-                "no_numerics_id",
-                architecture=self._config.architecture,
-                reason=f"bits depend on {reason}",
-                lost="its streams are not moved or resumed as equal",
-            )
-        return reason is None
-
     def _refusal(self, reason: str) -> ModelLoadError:
-        return ModelLoadError(f"architectures: {self._config.architecture} is not served: {reason}")
+        return ModelLoadError(f"architectures: {self.architecture} is not served: {reason}")
 
 
 class _BodyOutput(tuple[torch.Tensor]):
@@ -351,7 +244,24 @@ class _Hidden(nn.Module):
         return _BodyOutput((self.value,))
 
 
-def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
+def build_fallback(
+    config: FallbackConfig, weights: Weights, parallel: ParallelGroup, max_model_len: int
+) -> FallbackForCausalLM:
+    """Let `transformers` read a model, and serve it.
+
+    Args:
+        config: of the model.
+        weights: whose type and device it gets.
+        parallel: group of one rank.
+        max_model_len: limit of a sequence's length, in tokens.
+
+    Raises:
+        ModelLoadError: it cannot be served; one line with the reason.
+    """
+    if parallel.size > 1:
+        raise ModelLoadError(
+            f"tensor_parallel_size: must be 1 for {config.architecture}, got {parallel.size}"
+        )
     import transformers
 
     from worker_svc.models import attention_interface
@@ -360,7 +270,7 @@ def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
     try:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             config.directory,
-            dtype=dtype,
+            dtype=weights.dtype,
             attn_implementation=attention_interface.NAME,
             local_files_only=True,
             use_safetensors=True,
@@ -368,7 +278,25 @@ def _load(config: FallbackConfig, dtype: torch.dtype) -> Any:
         )
     except Exception as error:  # whatever its many readers raise
         raise ModelLoadError(f"{config.directory}: {one_line(error)}") from error
-    return model.eval().requires_grad_(False)
+    weights.count_parameters(sum(each.numel() for each in model.parameters()))
+    model.eval().requires_grad_(False)
+    return FallbackForCausalLM(model, weights.dtype, weights.device, max_model_len, parallel)
+
+
+def own_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a text, [tokens, vocab_size] float32, as `transformers` computes them.
+
+    Mutates: the attention of `model`, which is now that of `transformers`.
+
+    Args:
+        model: of `transformers`.
+        ids: [tokens] int64.
+        positions: [tokens] int64.
+    """
+    model.set_attn_implementation("eager")
+    out = model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+    logits: torch.Tensor = out.logits[0].float()
+    return logits
 
 
 def _move(model: nn.Module, device: torch.device) -> None:

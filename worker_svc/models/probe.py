@@ -1,26 +1,24 @@
 """A short text that is run through a model before it is served, to compare its logits."""
 
 from collections.abc import Iterator
-from functools import partial
-from itertools import chain
 
 import torch
 
-from worker_svc.cache.shapes import empty_caches
-from worker_svc.layers.attention import AttentionMetadata
 from worker_svc.models.interface import CausalLM
+from worker_svc.models.trial import Rows, Trial
 
 PROBE_TOKENS = 24
-_BLOCK_SIZE = 16
 # Largest error of the logits that rounding explains: root mean square, relative to the logits' own.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 # As above, of a model that chooses experts: after another rounding it may choose others.
 TOLERANCE_OF_CHOICES = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
 
 
-def probe_inputs(vocab_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and positions, [PROBE_TOKENS] int64 each, of a fixed text."""
-    positions = torch.arange(PROBE_TOKENS)
+def probe_inputs(
+    vocab_size: int, device: torch.device, length: int = PROBE_TOKENS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and positions, [length] int64 each, of a fixed text."""
+    positions = torch.arange(length)
     ids = (positions * 7919 + 11) % vocab_size
     return ids.to(device), positions.to(device)
 
@@ -39,25 +37,10 @@ def run_probe(
         Of each step the hidden states, as `forward` returns them, and the logits [rows, vocab_size]
         float32.
     """
-    ids, positions = probe_inputs(model.vocab_size, device)
-    make = partial(torch.empty, device=device)
-    caches = empty_caches(model.num_layers, model.heads, dtype, _BLOCK_SIZE, 2, make)
-    for cache in chain.from_iterable(caches.stored):
-        cache.zero_()
-
-    def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(device)
-
-    for start, end in ((0, PROBE_TOKENS - 1), (PROBE_TOKENS - 1, PROBE_TOKENS)):
-        metadata = AttentionMetadata(
-            caches=caches,
-            num_tokens=end - start,
-            slot_mapping=positions[start:end].clone(),
-            block_tables=int32([[0, 1]]),
-            seq_lens=int32([end]),
-            query_start_loc=int32([0, end - start]),
-        )
-        hidden = model.forward(ids[start:end], positions[start:end], metadata)
+    ids, _ = probe_inputs(model.vocab_size, device)
+    trial = Trial(model, dtype, device, length=PROBE_TOKENS, places=1)
+    for begin, end in ((0, PROBE_TOKENS - 1), (PROBE_TOKENS - 1, PROBE_TOKENS)):
+        hidden = trial.step([Rows(ids, begin, end, 0)])
         yield hidden, model.compute_logits(hidden)
 
 

@@ -17,7 +17,8 @@ from worker_svc.models.deepseek import (
     read_deepseek_v3,
 )
 from worker_svc.models.falcon import build_falcon, read_falcon
-from worker_svc.models.fallback import FallbackForCausalLM, read_fallback
+from worker_svc.models.fallback import build_fallback
+from worker_svc.models.fallback_config import read_fallback
 from worker_svc.models.gemma import build_gemma, read_gemma, read_gemma2, read_gemma3
 from worker_svc.models.glm import read_glm, read_glm4
 from worker_svc.models.gpt2 import build_gpt2, read_gpt2
@@ -148,4 +149,4 @@ def find_family(hf: HfConfig) -> tuple[str, ModelFamily]:
             family = _WITHOUT_HEAD[name]
             read = partial(_read_without_head, family.read)
             return name, replace(family, read=read, has_head=False)
-    return names[0], ModelFamily(read_fallback, FallbackForCausalLM)
+    return names[0], ModelFamily(read_fallback, build_fallback)

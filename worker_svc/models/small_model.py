@@ -1,5 +1,6 @@
 """Small models: of a configuration's own kinds of layers, with few features and random weights."""
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,7 @@ _LARGEST = (
     (r"layers?$|num_blocks$", MOST_LAYERS),
     (r"n_group|topk_group", 1),
     (r"window|chunk|local_attention|index_topk$", None),
-    (r"per_tok|top_k|topk", 2),
+    (r"per_tok|top_k|topk|moe_k$", 2),
     (r"experts$", 4),
     (r"position|n_ctx|seq_len|length|context", 256),
     (r"rank$", 16),
@@ -37,6 +38,38 @@ _NOT_ARGUMENTS = (
     "label2id",
     "per_layer_config",
 )
+
+
+def small_config(config: Any, window: int) -> Any:
+    """Return the configuration of a small model of the same kinds of layers.
+
+    Args:
+        config: of `transformers`.
+        window: see `shrink`.
+    """
+    small = type(config)(**shrink(config.to_dict(), window))
+    small.architectures = config.architectures
+    for part in {id(small): small, id(small.get_text_config()): small.get_text_config()}.values():
+        _fit_factors(part)
+    return small
+
+
+def _fit_factors(config: Any) -> None:
+    """Keep as many of the factors of rotary frequencies as there are pairs of features.
+
+    Mutates: config.
+    """
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return
+    head_dim = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    for own in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        pairs = int(head_dim * own.get("partial_rotary_factor", 1.0)) // 2
+        for key, value in own.items():
+            if key.endswith("_factor") and isinstance(value, list):
+                step = max(1, len(value) // pairs)
+                own[key] = value[::step][:pairs]
 
 
 def shrink(values: Mapping[str, Any], window: int) -> dict[str, Any]:
@@ -114,7 +147,8 @@ def random_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         auto: Any = AutoModelForCausalLM
-        model = auto.from_config(config, dtype=torch.float32).eval()
+        # What is set in a model stands in its configuration.
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed" not in name:
                 parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)

@@ -31,15 +31,23 @@ from tests.factories import (
 from tests.models.driver import Driver, load_runner
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers.attention import PagedAttention
+from worker_svc.loading import fallback_proof
 from worker_svc.loading.loader import load_model
 from worker_svc.loading.numerics_id import ids_of
-from worker_svc.models import attention_interface, fallback
-from worker_svc.models.bits_proof import _Run
+from worker_svc.models import attention_interface
 from worker_svc.models.fallback import FallbackForCausalLM
 from worker_svc.models.registry import FAMILIES
+from worker_svc.models.trial import Rows, Trial
 from worker_svc.parallel.group import ParallelGroup
 
 PROMPTS = [[5, 9, 77, 30], list(range(20, 60))]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep results of proofs apart from those of other tests, whose code may be patched."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.mark.parametrize("make", [llama_config, mistral_config, gpt2_config])
@@ -77,7 +85,7 @@ def test_models_that_keep_their_bits_are_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr(fallback.log, "warning", lambda event, **what: warnings.append(event))
+    monkeypatch.setattr(fallback_proof.log, "warning", lambda event, **what: warnings.append(event))
     for name in ("olmo", "gpt_oss"):
         save_model(tmp_path / name, FALLBACKS[name]())
         load_runner(tmp_path / name)
@@ -94,7 +102,7 @@ def test_a_model_whose_bits_depend_on_others_has_no_numerics_id(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[dict[str, str]] = []
-    monkeypatch.setattr(fallback.log, "warning", lambda event, **what: warnings.append(what))
+    monkeypatch.setattr(fallback_proof.log, "warning", lambda event, **what: warnings.append(what))
     save_model(tmp_path, FALLBACKS["olmo"]())
     options = LoadOptions(dtype="float32")
     assert load_model(LoadSpec(str(tmp_path), options), "", ParallelGroup()).info.numerics_id
@@ -115,30 +123,26 @@ def test_a_model_whose_bits_depend_on_others_has_no_numerics_id(
         )
     loaded = load_model(LoadSpec(str(tmp_path), options), "", ParallelGroup())
     assert loaded.info.numerics_id == ""
-    assert warnings == [
-        {
-            "architecture": "OlmoForCausalLM",
-            "reason": f"bits depend on {part}",
-            "lost": "its streams are not moved or resumed as equal",
-        }
-    ]
+    (warning,) = warnings
+    assert warning["architecture"] == "OlmoForCausalLM"
+    assert warning["reason"] == f"bits depend on {part}"
+    assert warning["lost"] == "its streams are not moved or resumed as equal"
     assert ids_of(tmp_path, options, CpuDevice()) == loaded.info.ids
 
 
 @pytest.mark.parametrize("limit", [2, 30, 256])
 def test_the_proof_is_no_longer_than_a_sequence_may_be(limit: int, tmp_path: Path) -> None:
     save_model(tmp_path, FALLBACKS["olmo"]())
-    runner = load_runner(tmp_path, max_model_len=limit)
-    assert isinstance(runner._model, FallbackForCausalLM)
-    assert runner._model.keeps_bits
+    spec = LoadSpec(str(tmp_path), LoadOptions(max_model_len=limit))
+    assert load_model(spec, "", ParallelGroup()).info.numerics_id
 
 
 def test_torch_s_threads_are_in_no_bit(tmp_path: Path) -> None:
     """Three would cut the elements of an activation where no vector ends."""
     save_model(tmp_path, FALLBACKS["olmo"](intermediate_size=1001))
     runner = load_runner(tmp_path, dtype="float32")
-    run = _Run(runner._model, torch.float32, torch.device("cpu"))
-    sequences = [(run.text(40, place), 0, 40, place) for place in range(3)]
+    run = Trial(runner._model, torch.float32, torch.device("cpu"), length=40, places=3)
+    sequences = [Rows(run.text(40, place), 0, 40, place) for place in range(3)]
     before = torch.get_num_threads()
     found: dict[int, torch.Tensor] = {}
     try:
@@ -199,7 +203,8 @@ def test_a_model_that_computes_differently_is_refused(
 def test_several_workers_are_refused(tmp_path: Path) -> None:
     from worker_svc.loading.hf_config import HfConfig
     from worker_svc.loading.weights import SafetensorsCheckpoint, Weights
-    from worker_svc.models.fallback import read_fallback
+    from worker_svc.models.fallback import build_fallback
+    from worker_svc.models.fallback_config import read_fallback
 
     save_model(tmp_path, FALLBACKS["olmo"]())
     config = read_fallback(HfConfig.read(tmp_path / "config.json"))
@@ -207,4 +212,4 @@ def test_several_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ModelLoadError, match="tensor_parallel_size: must be 1 for OlmoForCausalLM, got 2"
     ):
-        FallbackForCausalLM(config, weights, ParallelGroup(0, 2), 64)
+        build_fallback(config, weights, ParallelGroup(0, 2), 64)
