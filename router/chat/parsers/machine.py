@@ -330,12 +330,12 @@ class Machine:
         return checked_name(text), marker
 
     def _json(self) -> Generator[None, None, str]:
-        """Read a JSON value; of an open call it is the arguments, and goes out as it comes."""
+        """Read a JSON value; where nothing is held it is arguments, and goes out as it comes."""
         scanner = JsonScanner()
         parts: list[str] = []
         while True:
             part, self._place = scanner.read(self._text, self._place)
-            if self._is_open:
+            if self._held is None:
                 self._arguments(part)
             else:
                 parts.append(part)

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from quire.contract.chat import Tool
 from quire.json_schemas import INDEX
+from router.chat.parsers.json_scan import JsonScanner
 
 # Of a schema that is looked into for one argument: a client's may refer to itself.
 _MAX_STEPS = 1000
@@ -48,11 +49,22 @@ class ToolSchema:
         schema = self._argument(name)
         stripped = text.strip()
         readings = [*_json(stripped)]
-        if not all(self._takes(schema, each) for each in (*_NO_TEXTS, "")):
+        if not self._takes_all(schema):
             readings += _python(stripped)
         readings += [(_dumped(each), each) for each in (text, stripped)]
         taken = (written for written, value in readings if self._takes(schema, value))
         return next(taken, readings[0][0])
+
+    def is_json(self, name: str, text: str) -> bool:
+        """Return whether a text in JSON is no text as it stands, which the schema may allow too."""
+        schema = self._argument(name)
+        return self._takes_all(schema) or any(
+            not isinstance(value, str) and self._takes(schema, value)
+            for _, value in _json(text.strip())
+        )
+
+    def _takes_all(self, schema: Any) -> bool:
+        return all(self._takes(schema, each) for each in (*_NO_TEXTS, ""))
 
     def _argument(self, name: str) -> Any:
         """Return the schema of an argument, or one of anything."""
@@ -186,13 +198,17 @@ def _dumped(value: Any) -> str:
 
 
 def _json(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield a text that is JSON, as it is and what it means."""
-    try:
-        value = json.loads(text)
-        _dumped(value)  # Python takes NaN, JSON does not
-    except (ValueError, RecursionError):
+    """Yield a text that is JSON, as it is and what it means; control characters are escaped."""
+    scanner = JsonScanner()
+    written, place = scanner.read(f"{text} ", 0)
+    if place < len(text) or not scanner.is_done:
         return
-    yield text, value
+    try:
+        value = json.loads(written)
+        _dumped(value)  # a number beyond those of Python
+    except ValueError:
+        return
+    yield written, value
 
 
 def _python(text: str) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,13 @@ from collections.abc import Generator, Sequence
 
 from quire.contract.chat import Tool
 from router.chat.parsers.events import CallIds
-from router.chat.parsers.machine import MAX_HELD_CHARS, Machine
+from router.chat.parsers.json_scan import SPACE
+from router.chat.parsers.machine import (
+    MAX_HELD_CHARS,
+    EndOfTextError,
+    Machine,
+    MalformedError,
+)
 from router.chat.parsers.markers import first_marker, held_suffix
 from router.chat.parsers.schema_values import ToolSchema
 
@@ -20,6 +26,9 @@ class TaggedCalls(Machine):
 
     start_markers = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
+    # With which a value ends, and what may follow that.
+    ends: tuple[str, ...]
+    after: tuple[str, ...]
 
     def __init__(self, ids: CallIds, tools: Sequence[Tool] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -37,24 +46,56 @@ class TaggedCalls(Machine):
             self._schemas[tool] = ToolSchema(self._tools[tool])
         return self._schemas[tool]
 
-    def _argument(
-        self, tool: str, key: str, ends: Sequence[str], is_first: bool
-    ) -> Generator[None]:
-        """Read a value up to one of `ends`, and report it as a member of the arguments."""
+    def _argument(self, tool: str, key: str, is_first: bool) -> Generator[None, None, str]:
+        """Read a value, and report it as a member of the arguments; return what follows."""
         self._arguments(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         schema = self._schema(tool)
         if schema.is_text(key):
-            yield from self._text_value(ends)
+            yield from self._text_value()
         else:
-            text, _ = yield from self._until(ends, MAX_HELD_CHARS)
+            text = yield from self._value(schema, key)
             self._arguments(schema.value(key, text))
+        return (yield from self._expect(*self.after))
 
-    def _text_value(self, ends: Sequence[str]) -> Generator[None]:
+    def _value(self, schema: ToolSchema, key: str) -> Generator[None, None, str]:
+        """Read a value up to its end, which texts in JSON may have in them.
+
+        Where it is no JSON, or more likely none, the first end counts.
+        """
+        self._hold()
+        end = start = self._place
+        try:
+            if (yield from self._peek()) in '{["':
+                yield from self._json()
+                place = self._place
+                yield from self._peek()
+                self._check_held(self._place)
+                yield from self._expect(*self.ends)
+                if schema.is_json(key, self._text[start:place]) or not self._goes_on(start):
+                    end = place
+        except MalformedError:
+            pass
+        except EndOfTextError:
+            if not self._goes_on(start):
+                raise
+        json_text = self._text[start:end]
+        self._held, self._place = None, end
+        text, _ = yield from self._until(self.ends, MAX_HELD_CHARS)
+        return json_text + text
+
+    def _goes_on(self, start: int) -> bool:
+        """Return whether the call goes on as it should behind the first end of a value."""
+        found = first_marker(self._text, start, self.ends)
+        if found is None:
+            return False
+        return self._text[found[0] + len(found[1]) :].lstrip(SPACE).startswith(self.after)
+
+    def _text_value(self) -> Generator[None]:
         """A text goes out as it comes: it may be a whole file."""
         self._arguments('"')
         while True:
-            found = first_marker(self._text, self._place, ends)
-            end = held_suffix(self._text, self._place, ends) if found is None else found[0]
+            found = first_marker(self._text, self._place, self.ends)
+            end = held_suffix(self._text, self._place, self.ends) if found is None else found[0]
             text = self._text[self._place : end]
             self._arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             self._place = end
@@ -68,8 +109,11 @@ class TaggedCalls(Machine):
 class GlmCalls(TaggedCalls):
     """<tool_call>NAME, then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, </tool_call>."""
 
+    ends = ("</arg_value>",)
+    after = ("<arg_key>", "</tool_call>")
+
     def _call(self, marker: str) -> Generator[None]:
-        name, marker = yield from self._name("<arg_key>", "</tool_call>")
+        name, marker = yield from self._name(*self.after)
         if marker == "</tool_call>":
             self._whole_call(name, "{}")
             self._hold()
@@ -80,9 +124,8 @@ class GlmCalls(TaggedCalls):
         while marker == "<arg_key>":
             key, _ = yield from self._until(("</arg_key>",))
             yield from self._expect("<arg_value>")
-            yield from self._argument(name, key.strip(), ("</arg_value>",), is_first)
+            marker = yield from self._argument(name, key.strip(), is_first)
             is_first = False
-            marker = yield from self._expect("<arg_key>", "</tool_call>")
         self._arguments("}")
         self._end_call()
 
@@ -91,11 +134,13 @@ class QwenCoderCalls(TaggedCalls):
     """<tool_call><function=NAME>, <parameter=KEY>VALUE</parameter> ..., </function></tool_call>."""
 
     end_markers = ("</function>", "</tool_call>")
+    ends = ("\n</parameter>", "</parameter>")
+    after = ("<parameter=", "</function>")
 
     def _call(self, marker: str) -> Generator[None]:
         yield from self._expect("<function=")
         name, _ = yield from self._name(">")
-        marker = yield from self._expect("<parameter=", "</function>")
+        marker = yield from self._expect(*self.after)
         self._begin_call(name)
         self._arguments("{")
         is_first = True
@@ -103,10 +148,8 @@ class QwenCoderCalls(TaggedCalls):
             key, _ = yield from self._until((">",))
             # One line break at each end is the format's.
             yield from self._has_next(("\n",))
-            ends = ("\n</parameter>", "</parameter>")
-            yield from self._argument(name, key.strip(), ends, is_first)
+            marker = yield from self._argument(name, key.strip(), is_first)
             is_first = False
-            marker = yield from self._expect("<parameter=", "</function>")
         self._arguments("}")
         self._end_call()
         yield from self._expect("</tool_call>")
