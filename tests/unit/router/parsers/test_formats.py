@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from router.chat.parsers import machine
@@ -113,7 +113,8 @@ def test_splits(data: st.DataObject) -> None:
 @settings(max_examples=100, deadline=None)
 @given(text=st.text('<>{}[]"\\tolca_/:,| \n', max_size=80))
 def test_noise_is_content(text: str) -> None:
-    """Text that holds no call is all there, in its order."""
+    """Text that holds no call, nor begins one, is all there, in its order."""
+    assume("<tool_call>" not in text)
     for output in (HERMES, LLAMA, MISTRAL, DEEPSEEK, GLM, CODER, HARMONY):
         assert read(output, [text]) == Read(content=text, order="c" if text else "")
 
