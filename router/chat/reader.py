@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from quire.contract.chat import ChatInput, Tool
-from quire.contract.outputs import ParsedOutput, ToolCallDelta
+from quire.contract.outputs import FinishReason, ParsedOutput, ToolCallDelta
 from router.chat.parsers.events import (
     ArgumentsDelta,
     ContentDelta,
+    OutputParser,
     ParserEvent,
     ReasoningDelta,
     ToolCallBegan,
@@ -15,7 +16,6 @@ from router.chat.parsers.events import (
 )
 from router.chat.parsers.forced_calls import ForcedCalls
 from router.chat.parsers.formats import NONE, OutputFormat
-from router.chat.parsers.machine import OutputParser
 
 # Of a prompt: they show whether it ends within reasoning.
 _NUM_LAST_TOKENS = 32
@@ -71,7 +71,11 @@ class OutputReader:
         return self._parser(0) is None
 
     def read(
-        self, index: int, text: str, token_ids: Sequence[int] = (), is_last: bool = False
+        self,
+        index: int,
+        text: str,
+        token_ids: Sequence[int] = (),
+        end: FinishReason | None = None,
     ) -> list[ParserEvent]:
         """Return what the next text of an output means.
 
@@ -79,14 +83,14 @@ class OutputReader:
             index: of the output.
             text: may be empty.
             token_ids: of that text.
-            is_last: whether the output ends with it.
+            end: why the output ends with it; None where it goes on.
         """
         parser = self._parser(index)
         if parser is None:
-            return [] if is_last and not text else [ContentDelta(text)]
+            return [] if end is not None and not text else [ContentDelta(text)]
         events = parser.feed(self._without_eos(index, text, token_ids), token_ids)
-        if is_last:
-            events += parser.finish()
+        if end is not None:
+            events += parser.finish(is_cut=end is not FinishReason.STOP)
         if self._chat.single_tool_call:
             events = [each for each in events if not isinstance(each, _OF_CALLS) or each.index == 0]
         for event in events:

@@ -47,7 +47,7 @@ class EventParser:
             case Delta():
                 read = self._reader.read(event.index, event.text, event.token_ids)
             case Finished():
-                read = self._reader.read(event.index, "", is_last=True)
+                read = self._reader.read(event.index, "", end=event.finish_reason)
         parsed = parsed_output(read)
         return replace(event, parsed=None if parsed == ParsedOutput() else parsed)
 

@@ -1,7 +1,9 @@
-"""What parsers report of an output, and what the ids of tool calls are."""
+"""What parsers of outputs are, what they report, and what the ids of tool calls are."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PREFIX = "call_"
@@ -64,6 +66,29 @@ class ToolCallEnded:
 
 
 ParserEvent = ContentDelta | ReasoningDelta | ToolCallBegan | ArgumentsDelta | ToolCallEnded
+
+
+class OutputParser(Protocol):
+    """Reads one output.
+
+    Equal text gives equal events, however it is split, but for where deltas of one kind are split.
+    So text that is fed again after a break gives what it gave before.
+    """
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[ParserEvent]:
+        """Take the next text, and return what is known by it.
+
+        Args:
+            text: may be empty.
+            token_ids: of that text.
+        """
+
+    def finish(self, is_cut: bool = False) -> list[ParserEvent]:
+        """Return what the text means that has waited for more. Nothing follows.
+
+        Args:
+            is_cut: the output would have gone on: the beginning of a marker at its end is no text.
+        """
 
 
 @dataclass(frozen=True, slots=True)

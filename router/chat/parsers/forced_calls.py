@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from router.chat.parsers.events import ContentDelta, ParserEvent
-from router.chat.parsers.machine import OutputParser
+from router.chat.parsers.events import ContentDelta, OutputParser, ParserEvent
 
 
 class ForcedCalls:
@@ -21,9 +20,9 @@ class ForcedCalls:
         """Take the next text; as of OutputParser."""
         return [*self._without_spaces(self._parser.feed(text, token_ids))]
 
-    def finish(self) -> list[ParserEvent]:
+    def finish(self, is_cut: bool = False) -> list[ParserEvent]:
         """Read what is left; as of OutputParser: what would be content now has been cut off."""
-        events = self._parser.finish()
+        events = self._parser.finish(is_cut)
         return [event for event in events if not isinstance(event, ContentDelta)]
 
     def _without_spaces(self, events: Iterable[ParserEvent]) -> Iterable[ParserEvent]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from quire.contract.chat import ChatInput, Tool
 from quire.contract.errors import ConfigError
 from router.chat.parsers.deepseek import DeepSeekCalls
-from router.chat.parsers.events import CallIds
+from router.chat.parsers.events import CallIds, OutputParser
 from router.chat.parsers.harmony import HarmonyParser
 from router.chat.parsers.json_calls import HermesCalls, Llama3Calls, MistralCalls
-from router.chat.parsers.machine import OutputParser
 from router.chat.parsers.reasoning import ReasoningParser, ReasoningTags
 from router.chat.parsers.tagged import GlmCalls, QwenCoderCalls
 

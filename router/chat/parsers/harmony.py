@@ -5,6 +5,7 @@ from collections.abc import Generator
 
 from router.chat.parsers.events import ContentDelta, ReasoningDelta
 from router.chat.parsers.machine import (
+    EndOfTextError,
     Machine,
     MalformedError,
     checked_name,
@@ -31,8 +32,12 @@ class HarmonyParser(Machine):
 
     def _start(self) -> Generator[None]:
         self._hold()
-        if not (yield from self._has_next((" to=", "to="))):
-            raise MalformedError
+        try:
+            if not (yield from self._has_next((" to=", "to="))):
+                raise MalformedError
+        except EndOfTextError:
+            self._is_marked = not self._is_whole
+            raise
         self._is_marked = True
         yield from self._message("to=")
 

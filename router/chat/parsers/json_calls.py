@@ -12,7 +12,7 @@ _ARGUMENTS = ("arguments", "parameters")
 # Others that models write beside them say nothing.
 _OTHERS = ("id", "type")
 # How the object of a call begins, with its name so far.
-_BEGINNING = '{"name":"'
+_BEGINNINGS = ('{"name":"', '{"type":"function","name":"')
 _HEAD = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"]*)("?)')
 
 
@@ -114,7 +114,10 @@ class Llama3Calls(JsonCalls):
         head = _HEAD.match(text)
         if head is None:
             beginning = "".join(text.split())
-            return beginning.startswith(_BEGINNING[:6]) and _BEGINNING.startswith(beginning)
+            least = _BEGINNINGS[0][:6] if self._is_whole else "{"
+            return beginning.startswith(least) and any(
+                each.startswith(beginning) for each in _BEGINNINGS
+            )
         is_named = bool(head[2])
         return any(
             name == head[1] if is_named else name.startswith(head[1]) for name in self._names

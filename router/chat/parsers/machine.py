@@ -5,8 +5,6 @@ there. Where one needs more, it yields; so it does not matter how the text is sp
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from typing import Protocol
 
 from router.chat.parsers.events import (
     ArgumentsDelta,
@@ -24,25 +22,6 @@ MAX_HELD_CHARS = 2**16
 MAX_NAME_CHARS = 256
 MAX_SPACES = 256
 MAX_CALLS = 1024
-
-
-class OutputParser(Protocol):
-    """Reads one output.
-
-    Equal text gives equal events, however it is split, but for where deltas of one kind are split.
-    So text that is fed again after a break gives what it gave before.
-    """
-
-    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[ParserEvent]:
-        """Take the next text, and return what is known by it.
-
-        Args:
-            text: may be empty.
-            token_ids: of that text.
-        """
-
-    def finish(self) -> list[ParserEvent]:
-        """Return what the text means that has waited for more. Nothing follows."""
 
 
 class MalformedError(Exception):
@@ -83,6 +62,8 @@ class Machine:
         # Ends of a call that were not where they should be: they are no content wherever they are.
         self._strays: tuple[str, ...] = ()
         self._is_last = False
+        # It has ended by itself.
+        self._is_whole = False
         self._run = self._main()
         next(self._run)
 
@@ -96,9 +77,10 @@ class Machine:
         events, self._events = self._events, []
         return events
 
-    def finish(self) -> list[ParserEvent]:
+    def finish(self, is_cut: bool = False) -> list[ParserEvent]:
         """Read what is left; as of OutputParser."""
         self._is_last = True
+        self._is_whole = not is_cut
         next(self._run)
         events, self._events = self._events, []
         return events
@@ -198,9 +180,7 @@ class Machine:
                 self._hold(place)
                 self._is_marked = True
                 return marker
-            end = len(self._text)
-            if not self._is_last and self._num_calls < MAX_CALLS:
-                end = held_suffix(self._text, self._place, markers)
+            end = self._end(markers if self._num_calls < MAX_CALLS else ())
             self._content(self._text[self._place : end])
             self._place = end
             if self._is_last:
@@ -213,9 +193,7 @@ class Machine:
         """Report text as it comes up to a marker, and read that; "" at the end of the text."""
         while True:
             found = first_marker(self._text, self._place, markers)
-            end = held_suffix(self._text, self._place, markers) if found is None else found[0]
-            if self._is_last and found is None:
-                end = len(self._text)
+            end = self._end(markers) if found is None else found[0]
             if end > self._place:
                 report(self._text[self._place : end])
             self._place = end
@@ -223,8 +201,15 @@ class Machine:
                 self._place += len(found[1])
                 return found[1]
             if self._is_last:
+                self._place = len(self._text)
                 return ""
             yield
+
+    def _end(self, markers: Sequence[str]) -> int:
+        """Return where the text ends that cannot become one of the markers any more."""
+        if self._is_whole:
+            return len(self._text)
+        return held_suffix(self._text, self._place, markers)
 
     def _hold(self, place: int | None = None) -> None:
         """Keep the text from a place on, or from here, to be content if the call fails."""
@@ -292,9 +277,12 @@ class Machine:
         """Read a marker that may stand after spaces; without one, the spaces stay as they are."""
         place = self._place
         yield from self._peek()
-        with suppress(EndOfTextError):
+        try:
             if found := (yield from self._has_next(markers)):
                 return found
+        except EndOfTextError:
+            if not self._is_whole:
+                raise
         self._place = place
         return ""
 

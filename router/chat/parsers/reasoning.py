@@ -3,12 +3,17 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from router.chat.parsers.events import CallIds, ContentDelta, ParserEvent, ReasoningDelta
+from router.chat.parsers.events import (
+    CallIds,
+    ContentDelta,
+    OutputParser,
+    ParserEvent,
+    ReasoningDelta,
+)
 from router.chat.parsers.machine import (
     EndOfTextError,
     Machine,
     MalformedError,
-    OutputParser,
 )
 
 
@@ -63,10 +68,10 @@ class ReasoningParser(Machine):
         """Take the next text; as of OutputParser."""
         return self._read_rest(super().feed(text, token_ids))
 
-    def finish(self) -> list[ParserEvent]:
+    def finish(self, is_cut: bool = False) -> list[ParserEvent]:
         """Read what is left; as of OutputParser."""
-        events = self._read_rest(super().finish())
-        return events if self._rest is None else events + self._rest.finish()
+        events = self._read_rest(super().finish(is_cut))
+        return events if self._rest is None else events + self._rest.finish(is_cut)
 
     def _read_rest(self, events: list[ParserEvent]) -> list[ParserEvent]:
         if self._rest is None:
@@ -81,8 +86,11 @@ class ReasoningParser(Machine):
         try:
             yield from self._peek()
             is_tagged = bool((yield from self._has_next((self._tags.begin,))))
-        except (MalformedError, EndOfTextError):
+        except MalformedError:
             is_tagged = False
+        except EndOfTextError:
+            is_tagged = False
+            self._text = self._text[: self._end((self._tags.begin,))]
         if not (is_tagged or self._begins_open):
             raise MalformedError
         if not is_tagged:

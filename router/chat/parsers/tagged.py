@@ -76,7 +76,7 @@ class TaggedCalls(Machine):
         except MalformedError:
             pass
         except EndOfTextError:
-            if not self._goes_on(start):
+            if not (self._is_whole and self._goes_on(start)):
                 raise
         json_text = self._text[start:end]
         self._held, self._place = None, end

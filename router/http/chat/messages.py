@@ -67,7 +67,8 @@ class Messages:
 
 def read_part(reader: OutputReader, part: Part) -> list[ParserEvent]:
     """Return what a part means; each is read once, in its order."""
-    return reader.read(part.index, part.text, part.token_ids, part.end is not None)
+    end = None if part.end is None else part.end.finish_reason
+    return reader.read(part.index, part.text, part.token_ids, end)
 
 
 def _call(call: ToolCallDelta) -> dict[str, Any]:

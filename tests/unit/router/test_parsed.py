@@ -95,7 +95,7 @@ async def test_what_is_long_is_read_in_slices(monkeypatch: pytest.MonkeyPatch, e
     read: list[int] = []
     feed = OutputReader.read
 
-    def spy(reader: OutputReader, index: int, text: str, *args: object, **named: bool) -> object:
+    def spy(reader: OutputReader, index: int, text: str, *args: object, **named: object) -> object:
         read.append(len(text))
         return feed(reader, index, text, *args, **named)  # type: ignore[arg-type]
 

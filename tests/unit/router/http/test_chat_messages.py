@@ -1,8 +1,7 @@
 """What the texts of a chat are in its message, and when they are read."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ def test_the_last_token_is_no_content(ignore_eos: bool, tail: str) -> None:
         Part(0, is_first=True),
         Part(0, "Yes", (5,)),
         Part(0, "" if tail else "<|im_end|>", (7,)),
-        Part(0, tail, end=cast(Finished, SimpleNamespace())),
+        Part(0, tail, end=Finished(FinishReason.STOP, 2)),
     ]
     content = "Yes<|im_end|>" if ignore_eos else "Yes"
     for part in parts:

@@ -7,11 +7,13 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from quire import SamplingParams
 from quire.contract.chat import ChatInput, ChatMessage
+from quire.contract.outputs import FinishReason
 from router.chat.parsers import deepseek, harmony
 from router.chat.parsers.events import (
     ArgumentsDelta,
@@ -63,7 +65,13 @@ def output_of(name: str) -> OutputFormat:
     return HARMONY if name == "openai" else OutputFormat(name)
 
 
-def read(output: OutputFormat, pieces: Sequence[str], choice: str = "auto", end: str = "") -> Read:
+def read(
+    output: OutputFormat,
+    pieces: Sequence[str],
+    choice: str = "auto",
+    end: str = "",
+    reason: FinishReason = FinishReason.STOP,
+) -> Read:
     chat = ChatInput(
         [ChatMessage("user", "Hi")], SamplingParams(), TOOLS, choice, request_id="request"
     )
@@ -71,7 +79,8 @@ def read(output: OutputFormat, pieces: Sequence[str], choice: str = "auto", end:
     reader.begin([1])
     found = Read()
     for number, piece in enumerate(pieces):
-        for event in reader.read(0, piece, (), is_last=number == len(pieces) - 1):
+        is_last = number == len(pieces) - 1
+        for event in reader.read(0, piece, (), reason if is_last else None):
             match event:
                 case ContentDelta(text):
                     found.content += text
@@ -88,7 +97,7 @@ def read(output: OutputFormat, pieces: Sequence[str], choice: str = "auto", end:
     return found
 
 
-def both(output: OutputFormat, text: str, chance: random.Random, **options: str) -> Read:
+def both(output: OutputFormat, text: str, chance: random.Random, **options: Any) -> Read:
     """Return what a text means, in one piece as in any."""
     whole = read(output, [text], **options)
     cuts = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(9)))
@@ -127,19 +136,71 @@ def test_a_forced_call_that_is_cut_has_no_content(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_cut_shows_no_markup(name: str) -> None:
-    """A marker that is not there as a whole may be a text: these cuts are left out."""
+    """A marker that is not there as a whole is text of an answer that has ended by itself."""
     chance, text = random.Random(f"cut {name}"), CALLS[name]
     before = "" if name in ("llama3_json", "openai") else "I look. "
     for place in range(len(text) + 1):
         cut = text[:place]
-        found = both(output_of(name), before + cut, chance)
-        if not any(len(cut) < len(mark) and mark.startswith(cut) for mark in MARKUP):
-            assert found.content == before, cut
+        found = both(output_of(name), before + cut, chance, reason=FinishReason.LENGTH)
+        assert (found.content, found.reasoning) == (before, ""), cut
+        ended = both(output_of(name), before + cut, chance)
+        assert ended.calls == found.calls
+        if any(len(cut) < len(mark) and mark.startswith(cut) for mark in MARKUP):
+            assert ended.content == before + cut
+        else:
+            assert ended.content == before, cut
         # As far as it came; what is complete is called, what is not is never whole JSON.
         whole = read(output_of(name), [before + text]).calls[0]
         assert all(whole.startswith(each) for each in found.calls)
         assert found.has_called == any(each == whole for each in found.calls)
     assert json.loads(whole) == ARGUMENTS
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_second_call_that_is_cut_shows_no_markup(name: str) -> None:
+    chance, text = random.Random(f"second {name}"), CALLS[name]
+    between = "; " if name == "llama3_json" else "\n"
+    for place in range(len(text) + 1):
+        cut = f"{text}{between}{text[:place]}"
+        found = both(output_of(name), cut, chance, reason=FinishReason.LENGTH)
+        assert found.content.strip() == "", cut
+        assert json.loads(found.calls[0]) == ARGUMENTS
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR])
+@pytest.mark.parametrize(
+    ("output", "text", "reasoning", "content", "left_out"),
+    [
+        (OutputFormat("hermes"), "is 1 <", "", "is 1 ", "<"),
+        (OutputFormat("hermes"), "is 1 < 2", "", "is 1 < 2", ""),
+        (OutputFormat("mistral"), "a [T", "", "a ", "[T"),
+        (OutputFormat("mistral"), "a [b", "", "a [b", ""),
+        (OutputFormat("llama3_json"), '{"na', "", "", '{"na'),
+        (OutputFormat("llama3_json"), '{"type": "func', "", "", '{"type": "func'),
+        (OutputFormat("llama3_json"), '{"age": 1', "", '{"age": 1', ""),
+        (OutputFormat("hermes", "qwen3"), " <thi", "", " ", "<thi"),
+        (OutputFormat("hermes", "qwen3"), "<think>Hm</thin", "Hm", "", "</thin"),
+        (OutputFormat("hermes", "qwen3"), "<think>Hm</think>Yes</think", "Hm", "Yes</think", ""),
+        (OutputFormat("none", "deepseek_r1"), "<thi", "", "", "<thi"),
+        (HARMONY, " t", "", "", " t"),
+        (HARMONY, "<|chan", "", "", "<|chan"),
+        (HARMONY, "<|channel|>final<|message|>Yes<|e", "", "Yes", "<|e"),
+        (HARMONY, "<|channel|>analysis<|message|>Hm<|e", "Hm", "", "<|e"),
+    ],
+)
+def test_the_beginning_of_a_marker_is_text_where_an_answer_ends(
+    output: OutputFormat,
+    text: str,
+    reasoning: str,
+    content: str,
+    left_out: str,
+    reason: FinishReason,
+) -> None:
+    chance = random.Random(text)
+    found = both(output, text, chance, reason=reason)
+    assert (found.reasoning, found.content, found.calls) == (reasoning, content, [])
+    ended = both(output, text, chance)
+    assert ended.reasoning + ended.content == reasoning + content + left_out
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -224,9 +285,9 @@ def test_nothing_that_breaks_is_called(seed: int) -> None:
             put = chance.choice(["", "", "\n", "\t", "\x02", *'"{}[],:\\<>ax', *MARKUP])
             text = text[:place] + put + text[place + chance.randrange(3) :]
         text = text[: chance.choice([len(text), chance.randrange(len(text) + 1)])]
-        name = chance.choice(list(CALLS))
+        name, reason = chance.choice(list(CALLS)), chance.choice(list(FinishReason))
         for choice in ("auto", "required"):
-            found = both(output_of(name), text, chance, choice=choice)
+            found = both(output_of(name), text, chance, choice=choice, reason=reason)
             if found.has_called:
                 assert all(map(is_json, found.calls)), (name, text)
             else:
