@@ -271,8 +271,12 @@ def _tool_variables(field: str, tool: Mapping[str, Any]) -> dict[str, Any]:
 def _object(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise InvalidRequestError(field, "must not be nested that deeply") from None
+    except UnicodeEncodeError:
+        reason = "must be Unicode text, got half of a surrogate pair"
+        raise InvalidRequestError(field, reason) from None
     except ValueError as error:
         raise InvalidRequestError(field, f"must be JSON, got an error: {error}") from None
     if not isinstance(value, dict):

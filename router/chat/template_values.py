@@ -47,6 +47,8 @@ class Arguments(dict[str, Any]):
         self._text = text
         try:
             value = json.loads(text) if text.strip() else None
+            # Half of a surrogate pair, which no prompt can hold, is text as it stands: its escape.
+            json.dumps(value, ensure_ascii=False).encode()
         except ValueError:
             value = text
         if value is None:

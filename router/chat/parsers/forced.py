@@ -34,6 +34,7 @@ _MARKERS = {
 _GLM_TAGS = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</arg_value>")
 _QWEN_TAGS = Tags("<parameter=", ">\n", "\n</parameter>", "</parameter>")
 _TOO_DEEP = "must be nested less deeply"
+_NO_TEXT = "must be Unicode text, got half of a surrogate pair"
 _PYTHON_TAG = "<|python_tag|>"
 
 
@@ -254,8 +255,11 @@ def _schema(tool: Tool) -> dict[str, Any]:
     try:
         schema = json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
         schema = readable(schema)
+        json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError:
         raise InvalidRequestError(_field(tool), _TOO_DEEP) from None
+    except UnicodeEncodeError:
+        raise InvalidRequestError(_field(tool), _NO_TEXT) from None
     except ValueError:
         raise InvalidRequestError(_field(tool), "must be a JSON object, got other text") from None
     stated = schema.get("type", "object") if isinstance(schema, dict) else None

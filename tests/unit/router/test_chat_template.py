@@ -104,6 +104,10 @@ def test_what_a_template_cannot_be_given_is_named() -> None:
         (conversation([USER], chat_template_kwargs="{"), "chat_template_kwargs: must be JSON"),
         (conversation([USER], chat_template_kwargs="[]"), "must be a JSON object, got list"),
         (
+            conversation([USER], chat_template_kwargs=r'{"\ud800": 1}'),
+            "chat_template_kwargs: must be Unicode text, got half of a surrogate pair",
+        ),
+        (
             conversation([USER], chat_template_kwargs="[" * 10**5),
             "chat_template_kwargs: must (not be nested|be JSON)",
         ),

@@ -152,6 +152,11 @@ def test_arguments_are_the_text_that_was_sent_where_they_are_written(form) -> No
         ({}, "{}", {}),
         ('{"stadt": "Zü', '{"stadt": "Zü', {"INVALID_JSON": '{"stadt": "Zü'}),
         ("[1]", "[1]", {"INVALID_JSON": "[1]"}),
+        # Half of a surrogate pair is in no prompt, neither as a value nor as a name.
+        *(
+            (text, text, {"INVALID_JSON": text})
+            for text in (r'{"a": "\ud800"}', r'{"\udc00": 1}', r'{"a": [{"\ud83d\ud83d": 1}]}')
+        ),
     ],
 )
 def test_a_call_that_broke_does_not_end_the_conversation(arguments, text, mapping) -> None:
