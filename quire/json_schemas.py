@@ -27,9 +27,10 @@ INDEX = re.compile("0|[1-9][0-9]{0,8}")
 def readable(schema: Any) -> Any:
     """Return a schema of the same meaning that llguidance reads, as it does not read every one.
 
-    A format that it does not know is left out, characters of references that no URI has are
-    escaped, names of members that have to be some texts or match a pattern are written as patterns,
-    and what tells the schemas of a `discriminator` apart is required in each of them.
+    A format that it does not know is left out, as is `uniqueItems: false`, characters of references
+    that no URI has are escaped, names of members that have to be some texts or match a pattern are
+    written as patterns, and what tells the schemas of a `discriminator` apart is required in each
+    of them.
 
     Args:
         schema: the root of a document.
@@ -44,6 +45,8 @@ def readable(schema: Any) -> Any:
         found = _with_inner(part, read)
         if isinstance(name := found.get("format"), str) and name not in FORMATS:
             del found["format"]
+        if found.get("uniqueItems") is False:  # the default
+            del found["uniqueItems"]
         if isinstance(reference := found.get("$ref"), str):
             found["$ref"] = quote(reference, safe=_URI_CHARACTERS)
         return _told_apart(_with_names_as_pattern(found, schema))

@@ -10,8 +10,10 @@ from quire.json_schemas import resolve
 
 # Of one schema: those of `anyOf` within `allOf` multiply.
 MAX_ALTERNATIVES = 256
-# Schemas that are read for one grammar, each as often as it is referred to.
+# Schemas that are read for one grammar, each as often as it is referred to; of what they list
+# (values, members, patterns) some count as one, each as often as it is copied or compared.
 MAX_VISITS = 2**14
+_ITEMS_A_VISIT = 8
 _LOOKUP_VISITS = 100
 ALL_TYPES = frozenset(("string", "number", "boolean", "null", "array", "object"))
 # What is not obeyed here.
@@ -54,6 +56,12 @@ class Shape:
     additional: Any = None
     unobeyed: frozenset[str] = frozenset()
 
+    @property
+    def num_items(self) -> int:
+        """How much it lists: what a copy of it costs."""
+        lists = (self.values or (), self.patterns, self.formats, self.required)
+        return sum(map(len, (*lists, *self.properties.values())))
+
     def merged(self, other: "Shape") -> "Shape":
         """Return what both allow."""
         properties = dict(self.properties)
@@ -87,7 +95,11 @@ class Visits:
         """
         self._left -= number
         if self._left < 0:
-            raise NotServedError("too many references and alternatives")
+            raise NotServedError("too many references, alternatives, or values and members of them")
+
+    def spend_items(self, number: int) -> None:
+        """Count what is listed; raises as `spend`."""
+        self.spend(number // _ITEMS_A_VISIT)
 
 
 def shapes(root: Mapping[str, Any], schema: Any, kind: str, visits: Visits) -> list[Shape]:
@@ -119,18 +131,19 @@ class _Shapes:
             return []
         if not isinstance(schema, Mapping):
             return [Shape()]
+        self._visits.spend_items(len(_list(schema, "enum")))
         found = [_own(schema)]
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            found = _both(found, self._referenced(reference, path))
+            found = self._both(found, self._referenced(reference, path))
         for each in _list(schema, "allOf"):
-            found = _both(found, self.of(each, path))
+            found = self._both(found, self.of(each, path))
         for name in ("anyOf", "oneOf"):
             if name in schema:
                 branches = [self.of(each, path) for each in _list(schema, name)]
                 if name == "oneOf":
                     self._check_apart(branches)
-                found = _both(found, [each for branch in branches for each in branch])
+                found = self._both(found, [each for branch in branches for each in branch])
         return [each for each in found if each.types and each.values != ()]
 
     def _referenced(self, reference: str, path: tuple[str, ...]) -> list[Shape]:
@@ -143,6 +156,16 @@ class _Shapes:
             raise NotServedError(f"a reference to {reference[:64]!r}, which is not in it")
         return self.of(target, (*path, reference))
 
+    def _both(self, ones: Sequence[Shape], others: Sequence[Shape]) -> list[Shape]:
+        """Return the alternatives of what two schemas allow."""
+        if len(ones) * len(others) > MAX_ALTERNATIVES:
+            raise NotServedError(f"more than {MAX_ALTERNATIVES} alternatives")
+        self._visits.spend_items(
+            len(others) * sum(each.num_items for each in ones)
+            + len(ones) * sum(each.num_items for each in others)
+        )
+        return [one.merged(other) for one in ones for other in others]
+
     def _check_apart(self, branches: Sequence[Sequence[Shape]]) -> None:
         for one, other in combinations(branches, 2):
             if not all(self._are_apart(each, another) for each in one for another in other):
@@ -151,6 +174,7 @@ class _Shapes:
     def _are_apart(self, one: Shape, other: Shape) -> bool:
         """Whether no value of the kind is of both."""
         self._visits.spend()
+        self._visits.spend_items(len(one.values or ()) + len(other.values or ()))
         if self._kind not in one.types & other.types:
             return True
         if _common(one.values, other.values) == ():
@@ -199,12 +223,6 @@ def _own(schema: Mapping[str, Any]) -> Shape:
         additional=schema.get("additionalProperties"),
         unobeyed=_UNOBEYED & schema.keys(),
     )
-
-
-def _both(ones: Sequence[Shape], others: Sequence[Shape]) -> list[Shape]:
-    if len(ones) * len(others) > MAX_ALTERNATIVES:
-        raise NotServedError(f"more than {MAX_ALTERNATIVES} alternatives")
-    return [one.merged(other) for one in ones for other in others]
 
 
 def _common(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> tuple[Any, ...] | None:

@@ -8,11 +8,15 @@ import pytest
 
 from quire.contract.chat import Tool
 from quire.contract.errors import InvalidRequestError
+from quire.contract.structured_outputs import StructuredOutputsParams
+from quire.grammar import open_matcher
 from router.chat.parsers.events import ArgumentsDelta
-from router.chat.parsers.forced import call_or_answer
+from router.chat.parsers.forced import call_or_answer, forced_call
 from router.chat.parsers.formats import TOOL_CALL_PARSERS, OutputFormat
 from router.chat.parsers.schema_values import ToolSchema
+from router.chat.parsers.shapes import Shape
 from tests.output_formats import BEGIN, END, V3, V31
+from tests.unit.router.parsers.schema_walks import Walks
 
 
 def of(member: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -97,3 +101,57 @@ def test_half_of_a_surrogate_pair_in_a_call_is_its_escape(output: str) -> None:
 def test_half_of_a_surrogate_pair_is_text_as_it_stands() -> None:
     value = ToolSchema(Tool(name="f", parameters="{}")).value("a", r"['\ud800']")
     assert json.loads(value.encode()) == r"['\ud800']"
+
+
+MANY = {
+    "patterns for each of many": {
+        "allOf": [
+            {"anyOf": [{"pattern": f"^x{i}$"} for i in range(255)]},
+            *({"pattern": f"a{i}"} for i in range(2000)),
+        ]
+    },
+    "members for each of many": {
+        "allOf": [
+            {"anyOf": [{"required": [f"p{j}" for j in range(20)]} for _ in range(200)]},
+            *({"required": [f"p{i}"]} for i in range(1500)),
+        ]
+    },
+    "long lists side by side": {
+        "allOf": [{"anyOf": [{"enum": [f"x{i}" for i in range(400)]} for _ in range(16)]}] * 2
+    },
+    "long lists to be told apart": {
+        "oneOf": [{"enum": [f"{j}x{i}" for i in range(100)]} for j in range(60)]
+    },
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_what_multiplies_is_refused_before_it_is_made(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in items that are copied or compared, of which a short schema may ask for 10^8."""
+    copied: list[int] = []
+    merged = Shape.merged
+
+    def spy(one: Shape, other: Shape) -> Shape:
+        copied.append(one.num_items + other.num_items)
+        return merged(one, other)
+
+    monkeypatch.setattr(Shape, "merged", spy)
+    tool = Tool(name="f", parameters=json.dumps(of(MANY[name])), is_strict=True)
+    with pytest.raises(InvalidRequestError, match=r"^tools\.f\.parameters: .* too many") as caught:
+        call_or_answer(OutputFormat("glm45"), [tool], None)
+    assert "values and members" in str(caught.value)
+    assert sum(copied) <= 2**17
+
+
+@pytest.mark.parametrize("output", TOOL_CALL_PARSERS)
+def test_unique_items_that_need_not_be_are_taken(output: str) -> None:
+    schema = of({"type": "array", "items": {"type": "string"}, "uniqueItems": False})
+    tool = Tool(name="f", parameters=json.dumps(schema), is_strict=True)
+    grammar = forced_call(OutputFormat(output), [tool])
+    # Raises where llguidance takes no such schema.
+    matcher = open_matcher(
+        Walks(has_marks=False).vocabulary, StructuredOutputsParams(grammar=grammar)
+    )
+    assert not matcher.is_stopped()
