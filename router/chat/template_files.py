@@ -53,16 +53,13 @@ def load_chat_templates(model: Path, file: Path | None = None) -> ChatTemplates:
         file: a template that takes the place of the model's; None for none.
 
     Raises:
-        ConfigError: `file` cannot be read, or a template is too long.
+        ConfigError: `file` or a template of the model cannot be read, or one is too long.
         ModelLoadError: a GGUF file cannot be read.
     """
     gguf = find_gguf(model)
     found = _of_directory(model) if gguf is None else _of_gguf(gguf)
     if file is not None:
-        try:
-            found = ChatTemplates({DEFAULT: file.read_text(TEXT)}, found.special_tokens)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"chat_template: {file} cannot be read: {error}") from error
+        found = ChatTemplates({DEFAULT: _text(file)}, found.special_tokens)
     sources = {name: source.removeprefix(_MARK) for name, source in found.sources.items()}
     found = ChatTemplates(sources, found.special_tokens)
     for name, source in sources.items():
@@ -115,7 +112,7 @@ def _of_directory(model: Path) -> ChatTemplates:
         jinja[DEFAULT] = model / "chat_template.jinja"
     if jinja:
         # The files of one release: nothing of an older one is mixed with them.
-        sources = {name: path.read_text(TEXT) for name, path in jinja.items()}
+        sources = {name: _text(path) for name, path in jinja.items()}
     special = {**_json(model / "special_tokens_map.json"), **config}
     return ChatTemplates(sources, _special_tokens(special))
 
@@ -131,6 +128,16 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(extra, dict):
         tokens |= _special_tokens(extra)
     return tokens
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(TEXT)
+    except UnicodeDecodeError as error:
+        reason = f"must be UTF-8, got another byte at {error.start}"
+        raise ConfigError(f"chat_template: {path} {reason}") from error
+    except OSError as error:
+        raise ConfigError(f"chat_template: {path} cannot be read: {error}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

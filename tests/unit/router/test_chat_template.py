@@ -150,6 +150,17 @@ def test_templates_are_found_where_transformers_looks(tmp_path: Path) -> None:
     assert load_chat_templates(tmp_path, file) == ChatTemplates({"default": "mine"}, SPECIAL_TOKENS)
 
 
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja", "mine"]
+)
+def test_a_template_that_is_no_utf8_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes("für".encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"^chat_template: .*/{name} must be UTF-8, got .* 1$"):
+        load_chat_templates(tmp_path, file if name == "mine" else None)
+
+
 def test_a_gguf_file_has_its_own(tmp_path: Path) -> None:
     metadata = tokenizer_metadata(embedded_model())
     # It rewrites the directory's weights.
