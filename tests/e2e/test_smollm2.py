@@ -12,7 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from launch.packaged_models import SMOLLM2, fetch
 from quire import LLM, SamplingParams
+from quire.contract.errors import ModelLoadError
+from quire.contract.workers import LoadSpec
 from quire.gguf_file import GgufFile
+from worker_svc.loading.loader import load_model
+from worker_svc.parallel.group import ParallelGroup
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -150,3 +154,10 @@ def test_three_ranks_cannot_share_it_and_one_line_says_why(model: Path) -> None:
         "added up in as many parts, got 3"
     ]
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_ranks_cannot_share_nine_heads(model: Path, size: int) -> None:
+    words = rf"^tensor_parallel_size: must divide num_attention_heads \(9\), got {size}$"
+    with pytest.raises(ModelLoadError, match=words):
+        load_model(LoadSpec(str(model)), "test", ParallelGroup(0, size))

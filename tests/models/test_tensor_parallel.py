@@ -112,7 +112,7 @@ def test_ranks_stop_warming_up_together(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("size", [3, 8])
 def test_sizes_that_do_not_divide_the_heads_are_refused(size: int, tmp_path: Path) -> None:
     save_model(tmp_path, VARIANTS["llama"])
-    words = f"num_attention_heads 4 cannot be divided by tensor_parallel_size {size}"
+    words = rf"^tensor_parallel_size: must divide num_attention_heads \(4\), got {size}$"
     with pytest.raises(ModelLoadError, match=words):
         load_model(LoadSpec(str(tmp_path)), "test", ParallelGroup(size - 1, size))
 

@@ -197,7 +197,9 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
         bias: bool,
         transposed: bool = False,
     ) -> None:
-        source = LinearSource(name, out_features, parallel.part(name, out_features))
+        source = LinearSource(
+            name, out_features, parallel.part(f"output features of {name}", out_features)
+        )
         super().__init__(weights, (source,), in_features, bias=bias, transposed=transposed)
 
 
@@ -308,7 +310,7 @@ class RowParallelLinear:
         transposed: bool = False,
     ) -> None:
         source = LinearSource(name, out_features, range(out_features))
-        columns = parallel.part(name, in_features)
+        columns = parallel.part(f"input features of {name}", in_features)
         weight = _load_shared(weights, (source,), in_features, columns, transposed)
         own_bias = weights.load(f"{name}.bias", (out_features,)) if bias else None
         self._parallel = parallel

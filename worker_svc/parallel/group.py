@@ -88,7 +88,7 @@ class ParallelGroup:
         """
         if total % self.size != 0:
             raise ModelLoadError(
-                f"{what} {total} cannot be divided by tensor_parallel_size {self.size}"
+                f"tensor_parallel_size: must divide {what} ({total}), got {self.size}"
             )
         share = total // self.size
         return range(self.rank * share, (self.rank + 1) * share)
