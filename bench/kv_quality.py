@@ -26,6 +26,7 @@ from worker_svc.device.base import Device
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.loading.loader import load_model
 from worker_svc.parallel.group import ParallelGroup
+from worker_svc.steps.batch import Batch
 from worker_svc.steps.runner import ModelRunner
 
 BLOCK_SIZE = 16
@@ -48,8 +49,22 @@ class Reader:
         self.loaded = load_model(spec, "bench", ParallelGroup(), device)
         self.block_bytes = block_bytes(self.loaded, BLOCK_SIZE)
 
-    def read(self, token_ids: list[int]) -> tuple[float, torch.Tensor]:
-        """Return the mean log-probability of a text's tokens, and the logits after each.
+    def logprobs(self, token_ids: list[int]) -> list[float]:
+        """Return the log-probability of each token of a text but the first."""
+        with torch.inference_mode():
+            runner, batch, hidden = self._read(token_ids)
+            ((_, found),) = runner.sampler.prompt_logprobs(batch, hidden)
+        return [each.logprobs[0] for each in found.logprobs]
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Return the logits [n, vocab_size] after each token of a text."""
+        with torch.inference_mode():
+            _, _, hidden = self._read(token_ids)
+            rows = self.loaded.device.place({"rows": np.arange(len(token_ids))})["rows"]
+            return self.loaded.model.compute_logits(hidden.index_select(0, rows)).cpu()
+
+    def _read(self, token_ids: list[int]) -> tuple[ModelRunner, Batch, torch.Tensor]:
+        """Return what has read a text in one step, its batch and the hidden states.
 
         One token a step would take minutes: what is cached of a token does not depend on how many
         are computed together, and all are read from the cache.
@@ -73,13 +88,18 @@ class Reader:
             num_new_blocks=[num_blocks],
             new_block_ids=list(range(1, num_blocks + 1)),
         )
-        with torch.inference_mode():
-            batch = runner.mirror.apply(orders)
-            hidden = runner.inputs.place(batch, layer_by_layer=False).forward()
-            rows = self.loaded.device.place({"rows": np.arange(count)})["rows"]
-            logits = self.loaded.model.compute_logits(hidden.index_select(0, rows)).cpu()
-            ((_, found),) = runner.sampler.prompt_logprobs(batch, hidden)
-        return float(np.mean([each.logprobs[0] for each in found.logprobs])), logits
+        batch = runner.mirror.apply(orders)
+        return runner, batch, runner.inputs.place(batch, layer_by_layer=False).forward()
+
+
+def windows_of(token_ids: list[int], size: int) -> list[list[int]]:
+    """Return a text in pieces of `size` tokens; the last may be shorter."""
+    return [token_ids[start : start + size] for start in range(0, len(token_ids), size)]
+
+
+def perplexity(reader: Reader, windows: list[list[int]]) -> float:
+    """Return the perplexity of windows that are read one by one, without their first tokens."""
+    return math.exp(-float(np.mean(np.concatenate([reader.logprobs(each) for each in windows]))))
 
 
 def random_model(directory: Path, shape: tuple[int, int, int, int]) -> Path:
@@ -112,14 +132,9 @@ def print_perplexity(
     """Print what options cost a model whose directory has a tokenizer and a licence."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     text = tokenizer.encode((model / "LICENSE").read_text()).ids[:num_tokens]
-    windows = [text[start : start + NUM_TOKENS] for start in range(0, len(text), NUM_TOKENS)]
+    windows = windows_of(text, NUM_TOKENS)
     readers = [Reader(model, each, device) for each in (LoadOptions(), options)]
-    before, after = (
-        math.exp(
-            -np.average([reader.read(each)[0] for each in windows], weights=[*map(len, windows)])
-        )
-        for reader in readers
-    )
+    before, after = (perplexity(each, windows) for each in readers)
     print(
         f"{what} on {device.name}: perplexity of {model.name} over {len(text)} tokens "
         f"{before:.4f} -> {after:.4f} ({after / before - 1:+.2%}), "
@@ -138,7 +153,7 @@ def print_quality(kv_cache_dtype: str, device: Device, num_tokens: int = NUM_TOK
                 for each in (LoadOptions(), options)
             )
         ids = [(31 * i + 7) % 2000 for i in range(num_tokens // 4)]
-        nats = divergence(own.read(ids)[1], small.read(ids)[1])
+        nats = divergence(own.logits(ids), small.logits(ids))
         print(
             f"  random model, {shape[1]}/{shape[2]} heads of {shape[3]}: KL {nats:.2e} nats, "
             f"{own.block_bytes / small.block_bytes:.2f}x the tokens of bfloat16 in the same memory"
