@@ -8,6 +8,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tools.architectures import PAGE, Outcome, Row, classify, classify_apart, page, tiny_config
+from tools.published_configs import PUBLISHED
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.models.llama import LlamaConfig, build_llama, read_llama
 from worker_svc.models.registry import FAMILIES, ModelFamily
@@ -31,6 +32,20 @@ def test_the_table_is_of_the_installed_transformers() -> None:
     assert f"transformers {transformers.__version__} has" in TEXT
     names = {model_type: name for model_type, (name, _) in OUTCOMES.items()}
     assert names == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize("model_type", [name for name, each in PUBLISHED.items() if each.keys])
+def test_published_keys_are_read_and_differ_from_the_defaults(model_type: str) -> None:
+    keys, config_class = PUBLISHED[model_type].keys, transformers.CONFIG_MAPPING[model_type]
+    default, config = config_class().to_dict(), config_class(**keys).to_dict()
+    old_names = keys.keys() - default.keys()
+    for key in keys.keys() - old_names:
+        assert config[key] != default[key], key
+    for key in old_names:
+        # It only becomes an attribute of its own name where nothing reads it.
+        without = {other: value for other, value in keys.items() if other != key}
+        config_without = config_class(**without).to_dict()
+        assert any(config[name] != config_without[name] for name in default), key
 
 
 def test_no_native_family_gives_other_logits_and_few_are_unknown() -> None:
