@@ -7,20 +7,44 @@ import pytest
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tools.architectures import PAGE, Outcome, Row, classify, classify_apart, page, tiny_config
+from tools.architectures import (
+    PAGE,
+    Outcome,
+    Row,
+    classify,
+    classify_apart,
+    page,
+    summary,
+    tiny_config,
+)
 from tools.published_configs import PUBLISHED
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.models import fallback
 from worker_svc.models.llama import LlamaConfig, build_llama, read_llama
 from worker_svc.models.registry import FAMILIES, ModelFamily
 
-ROW = re.compile(r"^\| (\S+) \| `(\w+)` \| (\w+) \| (.*?) ?\|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (\S+) \| `(\w+)` \| (\w+) \| (yes|no|) ?\| (.*?) \| (.*?) ?\|$", re.MULTILINE
+)
 TEXT = PAGE.read_text()
-OUTCOMES = {
-    model_type: (architecture, Outcome(outcome))
-    for model_type, architecture, outcome, _ in ROW.findall(TEXT)
+ROWS = {
+    model_type: Row(model_type, architecture, Outcome(outcome), reason, bits == "yes")
+    for model_type, architecture, outcome, bits, _, reason in ROW.findall(TEXT)
 }
+OUTCOMES = {model_type: (row.architecture, row.outcome) for model_type, row in ROWS.items()}
 # Of each outcome, and of what makes tiny models hard: experts, values narrower than keys, encoders.
-REDERIVED = ("bert", "minicpm3", "gpt_oss", "mamba", "mixtral", "stablelm", "gemma4_assistant")
+REDERIVED = (
+    "bert",
+    "deepseek_v32",
+    "doge",
+    "gemma4_assistant",
+    "gpt_oss",
+    "lfm2",
+    "mamba",
+    "minicpm3",
+    "mixtral",
+    "stablelm",
+)
 
 
 def test_native_rows_are_the_registry() -> None:
@@ -32,6 +56,19 @@ def test_the_table_is_of_the_installed_transformers() -> None:
     assert f"transformers {transformers.__version__} has" in TEXT
     names = {model_type: name for model_type, (name, _) in OUTCOMES.items()}
     assert names == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def test_the_page_counts_its_rows() -> None:
+    assert f"language model: {summary(ROWS.values())}." in TEXT
+
+
+def test_every_row_names_what_its_layers_are_of() -> None:
+    sources = {model_type: source for model_type, *_, source, _ in ROW.findall(TEXT)}
+    assert sources == {
+        model_type: str(PUBLISHED.get(model_type, "defaults"))
+        for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    }
+    assert set(PUBLISHED) <= set(sources)
 
 
 @pytest.mark.parametrize("model_type", [name for name, each in PUBLISHED.items() if each.keys])
@@ -63,6 +100,18 @@ def test_what_is_written_can_be_read() -> None:
     assert str(rows[0]).endswith(r"| one \| two &lt; \*three\* |")
 
 
+def test_counts_are_of_what_is_served() -> None:
+    rows = [
+        Row("a", "AForCausalLM", Outcome.NATIVE, has_bits=True),
+        Row("b", "BForCausalLM", Outcome.FALLBACK, has_bits=True),
+        Row("c", "CForCausalLM", Outcome.FALLBACK),
+        Row("d", "DForCausalLM", Outcome.REFUSED, "why"),
+        Row("e", "EForCausalLM", Outcome.UNKNOWN, "why"),
+    ]
+    assert summary(rows) == "served 3, with bits 2, native 1 of 5"
+    assert [found[3] for found in ROW.findall(page(rows))] == ["yes", "yes", "no", "", ""]
+
+
 def test_tiny_models_keep_every_kind_of_layer() -> None:
     config = tiny_config("qwen3_next")
     assert config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
@@ -72,11 +121,30 @@ def test_tiny_models_keep_every_kind_of_layer() -> None:
     assert config.vocab_size == 160
 
 
+def test_tiny_models_have_the_kinds_of_published_ones() -> None:
+    # The defaults of transformers have attention alone.
+    assert set(tiny_config("lfm2").layer_types) == {"conv", "full_attention"}
+    assert set(tiny_config("minimax_m3_vl_text").layer_types) == {
+        "full_attention",
+        "minimax_m3_sparse",
+    }
+    # A part of several.
+    text = tiny_config("gemma4").get_text_config()
+    assert text.enable_moe_block
+    assert text.num_experts == 4
+
+
+def test_a_model_without_an_id_is_served_without_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert classify("arcee") == Row("arcee", "ArceeForCausalLM", Outcome.FALLBACK, has_bits=True)
+    monkeypatch.setattr(fallback, "find_dependence", lambda *_: "company")
+    assert classify("arcee") == Row("arcee", "ArceeForCausalLM", Outcome.FALLBACK)
+
+
 def test_a_family_that_computes_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(hf: HfConfig) -> LlamaConfig:
         return replace(read_llama(hf), residual_multiplier=0.9)
 
-    assert classify("llama") == Row("llama", "LlamaForCausalLM", Outcome.NATIVE)
+    assert classify("llama") == Row("llama", "LlamaForCausalLM", Outcome.NATIVE, has_bits=True)
     monkeypatch.setitem(FAMILIES, "LlamaForCausalLM", ModelFamily(read, build_llama))
     row = classify("llama")
     assert row.outcome is Outcome.WRONG
