@@ -210,7 +210,7 @@ def test_a_ray_of_our_own_obeys_no_other_and_ends_with_us(ray_address: str) -> N
         shown = re.search(
             r"worker 0 +127[.]0[.]0[.]1:[0-9]+ [(]pid ([0-9]+) on Ray", "".join(lines)
         )
-        assert shown, lines
+        assert shown, (lines, process.communicate(timeout=30))
         assert ask_without_a_token(gcs_address(process.pid)) is grpc.StatusCode.UNAUTHENTICATED
         assert ask_without_a_token(ray_address) is grpc.StatusCode.OK, "the question is a good one"
         process.send_signal(signal.SIGTERM)

@@ -65,8 +65,9 @@ async def test_parts_add_up_to_the_wall_time_under_load_and_preemption(
         alone, elapsed_us = await account_of(client, ONE)
         check(alone, elapsed_us)
         assert alone.decode_us > alone.total_us / 2, "59 of 60 tokens are decoded"
-        assert alone.wire_us + alone.delivery_us < alone.total_us / 4
-        assert not alone.preempted_us + alone.recovering_us + alone.not_ready_us
+        # A router that a busy machine stops as it looks for a cell waits for one, by its clock.
+        assert alone.wire_us + alone.delivery_us + alone.not_ready_us < alone.total_us / 4
+        assert not alone.preempted_us + alone.recovering_us
 
         streams = [account_of(client, params) for params in KINDS * 4]
         found = await asyncio.gather(*streams)
