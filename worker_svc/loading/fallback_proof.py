@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from quire.cache_dir import cache_dir
+from quire.contract.errors import ConfigError
 from quire.observe.log import get_logger
 from worker_svc.device.base import Device
 from worker_svc.layers.device_linear import are_rows_independent
@@ -69,13 +70,14 @@ def _of_its_kinds(
 
     Mutates: the kept results, where there is room for them.
     """
-    path = cache_dir("proofs") / f"{_digest(model, dtype, device)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text("utf-8"))["fault"]
+    name = f"{_digest(model, dtype, device)}.json"
+    with suppress(ConfigError, OSError, ValueError, KeyError, TypeError):
+        kept = json.loads((cache_dir("proofs") / name).read_text("utf-8"))["fault"]
         if kept is None or isinstance(kept, str):
             return True, kept
     fault = find_fault(model.config, dtype, device.torch_device)
-    with suppress(OSError):
+    with suppress(ConfigError, OSError):
+        path = cache_dir("proofs") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside it, so that it gets its name at once, however many workers load the model.
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as part:

@@ -2,13 +2,13 @@
 
 `transformers` builds and runs the model; only its attention is replaced, by the paged kernels, and
 its linear layers, experts and other products with weights, by layers whose rows do not depend on
-each other. Before the model is served, its
-logits are compared with those that `transformers` computes alone, so that a model that does
-something the attention interface does not show is refused instead of being wrong.
+each other. Before the model is served, its logits are compared with those that `transformers`
+computes alone, so that a model that does something the attention interface does not show is refused
+instead of being wrong.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import gcd
 from typing import Any
@@ -268,19 +268,41 @@ def build_fallback(
 
     attention_interface.register()
     try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        read: Any = transformers.AutoModelForCausalLM.from_pretrained(
             config.directory,
             dtype=weights.dtype,
             attn_implementation=attention_interface.NAME,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:  # whatever its many readers raise
         raise ModelLoadError(f"{config.directory}: {one_line(error)}") from error
+    model, found = read
+    _require_whole(config, found)
     weights.count_parameters(sum(each.numel() for each in model.parameters()))
     model.eval().requires_grad_(False)
     return FallbackForCausalLM(model, weights.dtype, weights.device, max_model_len, parallel)
+
+
+def _require_whole(config: FallbackConfig, found: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has every tensor of its model, and no other.
+
+    Args:
+        config: of the model.
+        found: by `transformers`, without what the model's class ties or leaves out by its tables.
+
+    Raises:
+        ModelLoadError: it has not; names the first tensor.
+    """
+    for kind, reason in (
+        ("missing_keys", "must be a tensor, got none"),
+        ("unexpected_keys", f"must be absent, got a tensor that {config.architecture} lacks"),
+    ):
+        if names := sorted(found[kind]):
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ModelLoadError(f"{config.directory}: {names[0]}: {reason}{more}")
 
 
 def own_logits(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

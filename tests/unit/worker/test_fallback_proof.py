@@ -179,6 +179,18 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     assert len(runs) == 2
 
 
+def test_a_user_without_a_home_is_no_error(
+    directory: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert load(directory).info.numerics_id
+    assert len(runs) == 1
+
+
 def test_weights_that_were_loaded_are_proved_each_time(
     directory: Path, warnings: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from quire.contract.errors import ModelLoadError
 from quire.contract.workers import LoadSpec
 from tests.factories import (
     CONFIGS,
+    FALLBACKS,
     deepseek_v3_config,
     edit_config,
     gpt2_config,
@@ -146,3 +147,30 @@ def test_what_is_not_of_the_weights_is_left_out(tmp_path: Path) -> None:
         wrong, _ = save_both(tmp_path / name, FORMATS["gptq of 4 bits"])
         add(wrong, **{attention + name: torch.ones(32)})
         assert f": {attention}{name}: must be absent" in refusal(wrong)
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_a_model_of_the_fallback_has_its_tensors_and_no_others(name: str, tmp_path: Path) -> None:
+    config = FALLBACKS[name]()
+    save_model(tmp_path, config)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    add(tmp_path, model__layers__0__extra__weight=torch.ones(2), vision__bias=torch.ones(2))
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: model.layers.0.extra.weight: must be absent, got a tensor that "
+        f"{config.architectures[0]} lacks (and 1 more)"
+    )
+    lost = next(key for key in sorted(stored) if "layers.1." in key and key.endswith("proj.weight"))
+    save_file({key: stored[key] for key in stored if key != lost}, path, metadata={"format": "pt"})
+    assert refusal(tmp_path) == f"{tmp_path}: {lost}: must be a tensor, got none"
+
+
+def test_a_model_of_the_fallback_may_store_frequencies_and_a_tied_head(tmp_path: Path) -> None:
+    save_model(tmp_path, FALLBACKS["olmo"](tie_word_embeddings=True))
+    stored = load_file(tmp_path / "model.safetensors")
+    add(
+        tmp_path,
+        lm_head__weight=stored["model.embed_tokens.weight"].clone(),
+        model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8),
+    )
+    assert load_model(LoadSpec(str(tmp_path), LoadOptions()), "", ParallelGroup()).info
