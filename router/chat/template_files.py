@@ -105,11 +105,11 @@ def _of_directory(model: Path) -> ChatTemplates:
     processor = _json(model / "chat_template.json").get("chat_template")
     if isinstance(processor, str):
         sources[DEFAULT] = processor
-    jinja = {
-        path.stem: path for path in sorted((model / "additional_chat_templates").glob("*.jinja"))
-    }
+    jinja = {}
     if (model / "chat_template.jinja").is_file():
         jinja[DEFAULT] = model / "chat_template.jinja"
+    for path in sorted((model / "additional_chat_templates").glob("*.jinja")):
+        jinja[path.stem] = path
     if jinja:
         # The files of one release: nothing of an older one is mixed with them.
         sources = {name: _text(path) for name, path in jinja.items()}

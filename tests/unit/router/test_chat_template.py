@@ -143,6 +143,13 @@ def test_templates_are_found_where_transformers_looks(tmp_path: Path) -> None:
     assert load_chat_templates(tmp_path).source(has_tools=False) == "processor"
     (tmp_path / "chat_template.jinja").write_text("jinja")
     assert load_chat_templates(tmp_path).sources == {"default": "jinja"}
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "rag.jinja").write_text("documents")
+    both = {"default": "jinja", "rag": "documents"}
+    assert load_chat_templates(tmp_path).sources == both
+    (more / "default.jinja").write_text("additional")
+    assert load_chat_templates(tmp_path).sources == {**both, "default": "additional"}
     file = tmp_path / "mine"
     with pytest.raises(ConfigError, match=r"chat_template: .*mine cannot be read"):
         load_chat_templates(tmp_path, file)
