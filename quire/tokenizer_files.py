@@ -1,5 +1,6 @@
 """Reading the tokenizer of a model directory, or of a GGUF file."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,14 +112,20 @@ def _token_id(directory: Path, config: dict[str, Any], text: str) -> int | None:
     for number, token in added.items() if isinstance(added, dict) else ():
         if isinstance(token, dict) and token.get("content") == text and number.isdecimal():
             return int(number)
-    from tokenizers import Tokenizer as Backend
-
     try:
-        backend = Backend.from_file(str(directory / "tokenizer.json"))
+        backend = _read(directory / "tokenizer.json")
     except Exception:  # absent, or broken
         backend = load_backend(str(directory))
     found: int | None = backend.token_to_id(text)
     return found
+
+
+def _read(path: Path) -> "Backend":
+    """Return the tokenizer of a tokenizer.json, whose byte order mark says nothing."""
+    from tokenizers import Tokenizer as Backend
+
+    backend: Backend = Backend.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    return backend
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -132,8 +139,6 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 def _load_plain(directory: Path) -> "Backend | None":
     """Return the tokenizer of tokenizer.json, or None if that may not be all there is to it."""
-    from tokenizers import Tokenizer as Backend
-
     try:
         config = json.loads((directory / _CONFIG).read_text(encoding="utf-8-sig"))
         if not isinstance(config, dict) or config.get("tokenizer_class") not in _PLAIN_CLASSES:
@@ -141,7 +146,7 @@ def _load_plain(directory: Path) -> "Backend | None":
         others = [directory / name for name in ("special_tokens_map.json", "added_tokens.json")]
         if not config.keys() <= set(_HARMLESS) or any(path.exists() for path in others):
             return None
-        backend = Backend.from_file(str(directory / "tokenizer.json"))
+        backend = _read(directory / "tokenizer.json")
     except Exception:
         return None  # transformers will report what is wrong with it
     return backend if _are_special(backend, config) else None

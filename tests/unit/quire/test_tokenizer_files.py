@@ -49,8 +49,8 @@ def test_plain_files_are_read_directly(name: str, special: dict[str, str], tmp_p
 
 def test_a_byte_order_mark_is_no_json(tmp_path: Path) -> None:
     write(tmp_path, small_tokenizers.byte_level(), PLAIN)
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(config.read_text("utf-8"), "utf-8-sig")
+    for path in (tmp_path / "tokenizer_config.json", tmp_path / "tokenizer.json"):
+        path.write_text(path.read_text("utf-8"), "utf-8-sig")
     assert tokenizer_files._load_plain(tmp_path) is not None
 
 
