@@ -18,8 +18,8 @@ from tools.architectures import (
     tiny_config,
 )
 from tools.published_configs import PUBLISHED
+from worker_svc.loading import fallback_proof
 from worker_svc.loading.hf_config import HfConfig
-from worker_svc.models import fallback
 from worker_svc.models.llama import LlamaConfig, build_llama, read_llama
 from worker_svc.models.registry import FAMILIES, ModelFamily
 
@@ -136,7 +136,7 @@ def test_tiny_models_have_the_kinds_of_published_ones() -> None:
 
 def test_a_model_without_an_id_is_served_without_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert classify("arcee") == Row("arcee", "ArceeForCausalLM", Outcome.FALLBACK, has_bits=True)
-    monkeypatch.setattr(fallback, "find_dependence", lambda *_: "company")
+    monkeypatch.setattr(fallback_proof, "find_dependence", lambda *_: "company")
     assert classify("arcee") == Row("arcee", "ArceeForCausalLM", Outcome.FALLBACK)
 
 
