@@ -1,6 +1,6 @@
 """A model directory that cannot be served: one readable line and a non-zero exit.
 
-tests/unit/worker/test_loader.py has every kind in the worker's process. Here, one that the
+tests/unit/worker/test_bad_models.py has every kind in the worker's process. Here, one that the
 configuration shows and one that the weights show go through a whole `quire serve`.
 """
 
