@@ -27,6 +27,20 @@ ARG = "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n"
 CITY = ARG % ("city", 'Pa"ris\n')
 WEATHER = ["weather", PARIS]
 
+
+def json_calls(tool: str) -> dict[str, str]:
+    """Return a call of a tool in each format whose arguments are JSON; %s is in their place."""
+    return {
+        "hermes": f'<tool_call>\n{{"name": "{tool}", "arguments": %s}}\n</tool_call>',
+        "llama3_json": f'{{"name": "{tool}", "parameters": %s}}',
+        "mistral": f"[TOOL_CALLS]{tool}[ARGS]%s",
+        "deepseek_v3": BEGIN + V3.replace("%s", tool, 1) + END,
+        "deepseek_v31": BEGIN + V31.replace("%s", tool, 1) + END,
+        "openai": f"<|channel|>commentary to=functions.{tool} <|constrain|>json"
+        "<|message|>%s<|call|>",
+    }
+
+
 # Format, end of the prompt, output; content, reasoning, calls.
 CASES: list[tuple[OutputFormat, str, str, str, str, list[list[str]]]] = [
     (HERMES, "", "plain < text <tool", "plain < text <tool", "", []),

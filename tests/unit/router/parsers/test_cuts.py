@@ -24,7 +24,7 @@ from router.chat.parsers.events import (
 )
 from router.chat.parsers.formats import TOOL_CALL_PARSERS, OutputFormat
 from router.chat.reader import OutputReader
-from tests.output_formats import BEGIN, CASES, END, HARMONY, TOOLS, V3, V31
+from tests.output_formats import BEGIN, CASES, END, HARMONY, TOOLS, V31, json_calls
 
 MARKUP = (
     *("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"),
@@ -33,15 +33,8 @@ MARKUP = (
     *(*harmony.ENDS, deepseek.CALLS_BEGIN, deepseek.CALLS_END, deepseek.CALL_BEGIN),
     *(deepseek.CALL_END, deepseek.SEPARATOR, "```", '{"name'),
 )
-# Calls of `weather` with any arguments, one behind the other where the format has that.
-FORMATS = {
-    "hermes": '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>',
-    "llama3_json": '{"name": "weather", "parameters": %s}',
-    "mistral": "[TOOL_CALLS]weather[ARGS]%s",
-    "deepseek_v3": BEGIN + V3.replace("%s", "weather", 1) + END,
-    "deepseek_v31": BEGIN + V31.replace("%s", "weather", 1) + END,
-    "openai": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>%s<|call|>",
-}
+# One behind the other where the format has that.
+FORMATS = json_calls("weather")
 TAGGED = {
     "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Pa\nris</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",

@@ -15,7 +15,7 @@ from router.chat.parsers.forced import call_or_answer, forced_call
 from router.chat.parsers.formats import TOOL_CALL_PARSERS, OutputFormat
 from router.chat.parsers.schema_values import ToolSchema
 from router.chat.parsers.shapes import Shape
-from tests.output_formats import BEGIN, END, V3, V31
+from tests.output_formats import json_calls
 from tests.unit.router.parsers.schema_walks import Walks
 
 
@@ -39,15 +39,7 @@ SCHEMAS = {
 }
 
 
-# Calls of `f` with any arguments, and with one that is a name and a value.
-CALLS = {
-    "hermes": '<tool_call>{"name": "f", "arguments": %s}</tool_call>',
-    "llama3_json": '{"name": "f", "parameters": %s}',
-    "mistral": "[TOOL_CALLS]f[ARGS]%s",
-    "deepseek_v3": BEGIN + V3.replace("%s", "f", 1) + END,
-    "deepseek_v31": BEGIN + V31.replace("%s", "f", 1) + END,
-    "openai": "<|channel|>commentary to=functions.f<|message|>%s<|call|>",
-}
+# A call of `f`, with an argument that is a name and a value.
 TAGGED = {
     "glm45": r'<tool_call>f<arg_key>\ud800</arg_key><arg_value>"\udc00"</arg_value></tool_call>',
     "qwen3_coder": r'<tool_call><function=f><parameter=\ud800>"\udc00"</parameter></function>'
@@ -90,7 +82,7 @@ def test_half_of_a_surrogate_pair_in_a_schema_is_refused_by_name(text: str, outp
 def test_half_of_a_surrogate_pair_in_a_call_is_its_escape(output: str) -> None:
     """What the model writes goes out as it stands, as a name as well as a value."""
     arguments = r'{"\ud800": "\udc00"}'
-    text = CALLS[output] % arguments if output in CALLS else TAGGED[output]
+    text = TAGGED.get(output) or json_calls("f")[output] % arguments
     parser = OutputFormat(output).parser("id", 0, [Tool("f")])
     assert parser is not None
     events = parser.feed(text) + parser.finish()
