@@ -29,8 +29,8 @@ def readable(schema: Any) -> Any:
 
     A format that it does not know is left out, as is `uniqueItems: false`, characters of references
     that no URI has are escaped, names of members that have to be some texts or match a pattern are
-    written as patterns, and what tells the schemas of a `discriminator` apart is required in each
-    of them.
+    written as patterns, and the member that a `discriminator` names is required in each of its
+    schemas.
 
     Args:
         schema: the root of a document.
@@ -49,7 +49,7 @@ def readable(schema: Any) -> Any:
             del found["uniqueItems"]
         if isinstance(reference := found.get("$ref"), str):
             found["$ref"] = quote(reference, safe=_URI_CHARACTERS)
-        return _told_apart(_with_names_as_pattern(found, schema))
+        return _with_discriminator(_with_names_as_pattern(found, schema))
 
     return read(schema)
 
@@ -126,10 +126,10 @@ def _joined(base: str, reference: str) -> str:
         return reference
 
 
-def _told_apart(schema: dict[str, Any]) -> dict[str, Any]:
-    """Require the member by which OpenAPI's `discriminator` tells schemas apart."""
-    told = schema.get("discriminator")
-    name = told.get("propertyName") if isinstance(told, dict) else None
+def _with_discriminator(schema: dict[str, Any]) -> dict[str, Any]:
+    """Require the member that OpenAPI's `discriminator` names in each of its schemas."""
+    discriminator = schema.get("discriminator")
+    name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
     branches = schema.get("oneOf")
     if not isinstance(name, str) or not isinstance(branches, list):
         return schema

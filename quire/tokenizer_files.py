@@ -147,8 +147,8 @@ def _load_plain(directory: Path) -> "Backend | None":
         if not config.keys() <= set(_HARMLESS) or any(path.exists() for path in others):
             return None
         backend = _read(directory / "tokenizer.json")
-    except Exception:
-        return None  # transformers will report what is wrong with it
+    except Exception:  # tokenizers raises no narrower one
+        return None  # transformers reads the same files, and reports what is wrong with them
     return backend if _are_special(backend, config) else None
 
 
