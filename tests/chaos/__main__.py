@@ -22,8 +22,6 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 
 from quire import AsyncClient
 from tests.chaos import soak
@@ -50,12 +48,15 @@ _TOKENS_BEFORE = 12
 _ERRORS_SHOWN = 5
 
 
-# Of the scenarios that differ by nothing else.
-_CLUSTERS: dict[str, Callable[[], ChaosCluster | ServedCluster | ContainerCluster]] = {
-    "cells": partial(ChaosCluster, 2, 2, 2),
-    "compose": ContainerCluster,
-    "serve": partial(ServedCluster, 2),
-}
+def _cluster(arguments: argparse.Namespace) -> ChaosCluster | ServedCluster | ContainerCluster:
+    """Return that of a scenario that differs from others by nothing else."""
+    match arguments.scenario:
+        case "cells":
+            return ChaosCluster(2, 2, 2)
+        case "compose":
+            return ContainerCluster()
+        case _:
+            return ServedCluster(arguments.ranks, model=arguments.model)
 
 
 def _print(line: str) -> None:
@@ -64,7 +65,7 @@ def _print(line: str) -> None:
 
 async def strike(arguments: argparse.Namespace) -> int:
     """Run scenario `cells`, `compose` or `serve`; return the number of wrong streams."""
-    cluster = _CLUSTERS[arguments.scenario]()
+    cluster = _cluster(arguments)
     paths = ResumePaths(cluster.pages)
     try:
         await cluster.start()
@@ -214,8 +215,9 @@ def main() -> int:
         help="of the schedulers, in scenario moves",
     )
     parser.add_argument(
-        "--model", default="", help="of scenario moves, by default the embedded one"
+        "--model", default="", help="of scenarios serve and moves, by default the embedded one"
     )
+    parser.add_argument("--ranks", type=int, default=2, help="of scenario serve, by default 2")
     arguments = parser.parse_args()
     _print(f"chaos: scenario {arguments.scenario}, seed {arguments.seed}, on {machine.processor()}")
     return int(asyncio.run(SCENARIOS[arguments.scenario](arguments)) > 0)

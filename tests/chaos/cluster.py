@@ -23,6 +23,8 @@ _START_TIMEOUT_S = 120.0
 # Threads that share their cores with other services mostly wait for each other.
 _WORKER_OPTIONS: dict[str, Any] = {"num_threads": 1}
 _SCHEDULER_OPTIONS: dict[str, Any] = {"kv_cache_gib": 0.03125}
+# Of a model that is not the embedded one: its tokens take more.
+_SERVED_CACHE_GIB = 0.25
 
 
 def free_port() -> int:
@@ -220,15 +222,23 @@ class ChaosCluster:
 
 
 class ServedCluster:
-    """What `quire serve` starts: its children are disturbed, and it starts them again."""
+    """What `quire serve` starts: its children are disturbed, and it starts them again.
+
+    Args:
+        tensor_parallel_size: number of workers.
+        options: further ones of `quire serve`.
+        model: directory, file or name; empty for the embedded one.
+    """
 
     access: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, tensor_parallel_size: int, *options: str) -> None:
+    def __init__(self, tensor_parallel_size: int, *options: str, model: str = "") -> None:
         self._port = free_port()
-        self._options = [
-            *["--port", str(self._port), "--tensor-parallel-size", str(tensor_parallel_size)],
-            *["--kv-cache-gib", str(_SCHEDULER_OPTIONS["kv_cache_gib"]), "--num-threads", "1"],
+        cache_gib = _SERVED_CACHE_GIB if model else _SCHEDULER_OPTIONS["kv_cache_gib"]
+        self._arguments = [
+            *[model or str(embedded_model()), "--port", str(self._port)],
+            *["--tensor-parallel-size", str(tensor_parallel_size)],
+            *["--kv-cache-gib", str(cache_gib), "--num-threads", "1"],
             *options,
         ]
         self._process: asyncio.subprocess.Process | None = None
@@ -250,7 +260,7 @@ class ServedCluster:
         """
         self._process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "launch.cli.main", "serve"],
-            *[str(embedded_model()), *self._options],
+            *self._arguments,
             stdout=asyncio.subprocess.DEVNULL,
         )
         async with asyncio.timeout(_START_TIMEOUT_S):
