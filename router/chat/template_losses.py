@@ -21,7 +21,9 @@ def check_losses(
 ) -> None:
     """Check that the words of all messages are in the prompt.
 
-    A template that asks for no role is left alone: it writes what its author wants of any.
+    A template that asks for no role is left alone: it writes what its author wants of any. So is
+    one that leaves out tool calls, as it does the tools: a call may be forced all the same, and
+    what it returned is in the prompt.
 
     Args:
         source: of the template.
@@ -30,13 +32,10 @@ def check_losses(
         render: makes the prompt of other messages.
 
     Raises:
-        InvalidRequestError: no branch of the template takes a message's role where it stands, or
-            the template does not know of tool calls.
+        InvalidRequestError: no branch of the template takes a message's role where it stands.
     """
     if "role" not in source:
         return
-    if "tool_calls" not in source and any("tool_calls" in each for each in messages):
-        raise _refused("tool calls, which")
     doubtful = {
         number: _MARK.format(number)
         for number, message in enumerate(messages)
@@ -58,13 +57,9 @@ def check_losses(
     for number, mark in doubtful.items():
         if mark not in found:
             role = messages[number]["role"][:_MAX_ROLE_CHARS]
-            raise _refused(f"the role {role}, whose words")
+            description = "must be what the chat template takes, got the role "
+            raise InvalidRequestError("messages", f"{description}{role}, whose words it leaves out")
 
 
 def _is_in(content: str, text: str) -> bool:
     return not content or (len(content) >= _MIN_TELLING_CHARS and content in text)
-
-
-def _refused(what: str) -> InvalidRequestError:
-    description = f"must be what the chat template takes, got {what} it leaves out"
-    return InvalidRequestError("messages", description)

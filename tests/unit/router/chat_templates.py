@@ -157,4 +157,4 @@ CONVERSATIONS = {
     "calls": ([SYSTEM, USER, CALL, RESULT], True, {"date_string": "1 Jan 2030"}),
 }
 # Which of the conversations a template raises an exception of its own for, or cannot concatenate.
-REFUSED = {("chatml", "calls"), ("mistral", "calls")}
+REFUSED = {("mistral", "calls")}

@@ -74,6 +74,9 @@ def test_prompts_are_those_of_transformers(
         with pytest.raises(InvalidRequestError, match="messages: must be what the chat template"):
             template_render.render(EACH[template], SPECIAL_TOKENS, sent, 10**6)
         return
+    if template == "chatml":
+        # It adds a content that is none to a text; here that is empty.
+        messages = [{**each, "content": each.get("content") or ""} for each in messages]
     expected = reference(
         EACH[template],
         messages,

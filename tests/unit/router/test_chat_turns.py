@@ -200,8 +200,11 @@ def test_words_that_a_template_leaves_out_are_refused() -> None:
         # It knows one at the beginning alone, and would have gone on without the second.
         first_alone = "{{ messages[0].content }}{% for m in messages[1:] if m.role == 'user' %}"
         prompt(first_alone + "{{ m.content }}{% endfor %}", [SYSTEM, USER, SYSTEM, USER])
-    with pytest.raises(InvalidRequestError, match="got tool calls, which it leaves out"):
-        prompt(two_sides, [USER, openai_call("{}", content="I look.")])
+    # Neither these nor the tools: a forced call is one all the same.
+    asked = f"U{USER['content']}"
+    for said in ("I look.", None):
+        called = openai_call("{}", content=said)
+        assert prompt(two_sides, [USER, called, USER]) == f"{asked}A{said or ''}{asked}"
     assert prompt("{{ messages[0].content }}", [USER, SYSTEM]) == USER["content"]
 
 
