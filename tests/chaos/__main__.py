@@ -41,7 +41,6 @@ from tests.chaos.verdict import judge
 from tests.chaos.workload import JOBS, SILENT, Stream, follow
 from tools.lanes import machine
 
-MEAN_S = 5.0
 # Of streams in scenario `everything`, when the processes die.
 _TOKENS_BEFORE = 12
 # Of each port, in scenario `hostile`.
@@ -71,14 +70,15 @@ async def strike(arguments: argparse.Namespace) -> int:
         await cluster.start()
         _print(f"{len(cluster.victims())} processes; undisturbed run of {len(JOBS)} requests")
         expected, alone_s = await references(cluster.targets, arguments.streams, **cluster.access)
-        number = arguments.disturbances or max(1, round(arguments.seconds / MEAN_S))
+        mean_s = arguments.mean_s
+        number = arguments.disturbances or max(1, round(arguments.seconds / mean_s))
         trouble = Trouble(cluster.victims, _print)
         over = asyncio.Event()
         running = asyncio.create_task(
             load(cluster.targets, arguments.seed, arguments.streams, over, **cluster.access)
         )
         async with paths.followed():
-            await trouble.run(plans(arguments.seed, number, MEAN_S))
+            await trouble.run(plans(arguments.seed, number, mean_s))
             over.set()
             streams = await running
     finally:
@@ -198,6 +198,12 @@ def main() -> int:
         "--seconds", type=float, default=120.0, help="about how long, by default 120"
     )
     parser.add_argument("--disturbances", type=int, help="do so many things instead")
+    parser.add_argument(
+        "--mean-s",
+        type=float,
+        default=5.0,
+        help="between two of them, by default 5; of cells, compose, serve",
+    )
     parser.add_argument("--kills", type=int, help="of scenario http: so many kills instead")
     parser.add_argument("--streams", type=int, default=24, help="at once, by default 24")
     parser.add_argument(
