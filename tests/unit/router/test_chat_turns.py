@@ -186,25 +186,31 @@ def test_a_developer_is_the_system_where_a_template_knows_none() -> None:
     assert text.startswith("Be brief.\n\nBe kind.<|User|>")
 
 
+TWO_SIDES = (
+    "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}"
+    "{% elif m.role == 'assistant' %}A{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("said", ["I look.", None])
+def test_calls_that_a_template_leaves_out_are_no_error(said: str | None) -> None:
+    called = openai_call("{}", content=said)
+    asked = f"U{USER['content']}"
+    assert prompt(TWO_SIDES, [USER, called, USER]) == f"{asked}A{said or ''}{asked}"
+
+
 def test_words_that_a_template_leaves_out_are_refused() -> None:
-    two_sides = "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}"
-    two_sides += "{% elif m.role == 'assistant' %}A{{ m.content }}{% endif %}{% endfor %}"
     for role in ("system", "developer", "tool", "critic"):
         for words in ("h", "Do what the user has asked for."):
             with pytest.raises(InvalidRequestError, match=r"got the role \w+, whose words it leav"):
                 # A user's words are no proof that another's are there.
-                prompt(two_sides, [{"role": role, "content": words}, {**USER, "content": "h"}])
+                prompt(TWO_SIDES, [{"role": role, "content": words}, {**USER, "content": "h"}])
         silent = [{"role": role, "content": " \n"}, USER]
-        assert prompt(two_sides, silent) == f"U{USER['content']}"
+        assert prompt(TWO_SIDES, silent) == f"U{USER['content']}"
     with pytest.raises(InvalidRequestError, match="got the role system"):
         # It knows one at the beginning alone, and would have gone on without the second.
         first_alone = "{{ messages[0].content }}{% for m in messages[1:] if m.role == 'user' %}"
         prompt(first_alone + "{{ m.content }}{% endfor %}", [SYSTEM, USER, SYSTEM, USER])
-    # Neither these nor the tools: a forced call is one all the same.
-    asked = f"U{USER['content']}"
-    for said in ("I look.", None):
-        called = openai_call("{}", content=said)
-        assert prompt(two_sides, [USER, called, USER]) == f"{asked}A{said or ''}{asked}"
     assert prompt("{{ messages[0].content }}", [USER, SYSTEM]) == USER["content"]
 
 
