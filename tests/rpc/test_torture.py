@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -196,6 +197,24 @@ async def test_log_probabilities_that_depend_on_the_batch() -> None:
     assert changed(unasked) == set()
 
 
+class EndedVictims(Victims):
+    """Has seen the end of what it killed before a stream goes on: it may come late on busy cores.
+
+    Args:
+        process: to kill.
+        number: of the signal.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+        super().__init__([process.pid], number)
+        self._process = process
+
+    def kill_next(self) -> int | None:
+        pid = super().kill_next()
+        self._process.wait()
+        return pid
+
+
 @pytest.fixture
 def victim() -> "Iterator[subprocess.Popen[bytes]]":
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -217,7 +236,7 @@ async def test_streams_that_go_on_after_a_kill(
 ) -> None:
     fake = FakeServer(victim=victim, after_kill=after_kill)
     # Longer than what is killed after, so that some streams break in their midst.
-    with Victims([victim.pid], signal_named("KILL")) as victims:
+    with EndedVictims(victim, signal_named("KILL")) as victims:
         killed = (await tortured(fake, victims, max_tokens=48, scenarios=("kill",)))["kill"]
     assert victim.poll() is not None
     assert any(f"{victim.pid} was killed" in note for note in killed.notes)
@@ -234,7 +253,7 @@ async def test_a_server_that_cannot_go_on_is_asked_again(
     victim: "subprocess.Popen[bytes]",
 ) -> None:
     fake = FakeServer(victim=victim, has_event_ids=False)
-    with Victims([victim.pid], signal_named("SIGTERM")) as victims:
+    with EndedVictims(victim, signal_named("SIGTERM")) as victims:
         results = await tortured(fake, victims, max_tokens=48, scenarios=("kill",))
     assert any("went on: asked again" in note for note in results["kill"].notes)
     assert changed(results) == set()
@@ -242,7 +261,7 @@ async def test_a_server_that_cannot_go_on_is_asked_again(
 
 async def test_a_server_that_stays_down_is_reported(victim: "subprocess.Popen[bytes]") -> None:
     fake = FakeServer(victim=victim, after_kill="down")
-    with Victims([victim.pid], signal_named("KILL")) as victims:
+    with EndedVictims(victim, signal_named("KILL")) as victims:
         report = await reported(fake, victims, max_tokens=48, scenarios=("kill",), timeout_s=2.0)
     killed = report.results[-1]
     assert [each.verdict for each in killed.outcomes[6:]] == [Verdict.ERROR] * 6
