@@ -346,6 +346,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 # 250 runs of up to 50 operations: more than 10,000 in all.
 BlockManagerMachine.TestCase.settings = settings(
-    max_examples=250, stateful_step_count=50, deadline=None, database=None
+    max_examples=250, stateful_step_count=50, database=None
 )
 TestBlockManagerMachine = BlockManagerMachine.TestCase

@@ -73,7 +73,7 @@ def most_in(times: list[float], window_s: float) -> int:
 # ---------------------------------------------------------------- rates
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 90),
     st.integers(1, 5),
@@ -95,7 +95,7 @@ def test_over_any_time_cells_admit_together_the_quota_and_a_burst(
     assert most_in(admitted, window_s) <= quota * window_s / MINUTE_S + burst + 1e-3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 300),
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40), st.integers(1, 40)), max_size=25),

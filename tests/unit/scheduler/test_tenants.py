@@ -5,7 +5,7 @@ from itertools import pairwise, product
 from math import isfinite
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.contract.errors import InvalidRequestError
@@ -40,7 +40,6 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(requests, st.integers(1, 3), st.integers(8, 24))
 def test_within_a_tenant_the_order_is_that_of_arrival_and_priority(
     requests: list[tuple[str, int, int, int]], max_num_seqs: int, num_blocks: int
@@ -61,7 +60,6 @@ def test_within_a_tenant_the_order_is_that_of_arrival_and_priority(
         assert max_num_seqs > 1 or own == sorted(own)
 
 
-@settings(deadline=None)
 @given(requests)
 def test_the_order_of_tenants_changes_no_token(requests: list[tuple[str, int, int, int]]) -> None:
     outputs = []

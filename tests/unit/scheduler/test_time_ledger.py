@@ -163,7 +163,7 @@ KINDS: Iterable[dict[str, Any]] = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(HAPPENINGS, st.sampled_from(list(PreemptionMode)), st.randoms(use_true_random=False))
 def test_parts_always_add_up_to_the_whole(
     happenings: list[tuple[float, str]], mode: PreemptionMode, rng: Any

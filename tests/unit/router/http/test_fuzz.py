@@ -20,7 +20,7 @@ OTHERS = ("prompt", "model", "echo", "suffix", "stream", "stream_options", "prio
 MORE = ("resumable", "resume", "response_format", "add_special_tokens", "return_token_ids")
 NAMES = [*(field.name for field in fields(SamplingParams)), *OTHERS, *MORE]
 # The first case takes as long as it takes to build the strategies.
-STEADY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+STEADY = settings(suppress_health_check=[HealthCheck.too_slow])
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(

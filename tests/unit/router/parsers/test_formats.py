@@ -92,7 +92,7 @@ def test_table(case: tuple[OutputFormat, str, str, str, str, list[list[str]]]) -
     assert read(output, list(text), prompt_end) == found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_splits(data: st.DataObject) -> None:
     """Pieces of all tables in any order and any split: the events are those of the whole."""
@@ -110,7 +110,7 @@ def test_splits(data: st.DataObject) -> None:
     assert read(output, pieces) == read(output, [text])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text('<>{}[]"\\tolca_/:,| \n', max_size=80))
 def test_noise_is_content(text: str) -> None:
     """Text that holds no call, nor begins one, is all there, in its order."""
