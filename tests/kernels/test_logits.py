@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tests.kernels.logits_oracle import penalise, token_logprobs
-from tests.unit.worker import test_logprobs as worker_tests
 from worker_svc import ops
 
 NOT_A_TOKEN = 2**30
@@ -141,13 +140,6 @@ def test_a_row_has_its_logprobs_in_every_company(isa: str) -> None:
     for row in (0, 4, 8):
         alone = ops.top_logprobs(logits[row : row + 1], token_ids[row : row + 1], 5)
         assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
-
-
-def test_the_workers_own_tests_hold(isa: str) -> None:
-    for num_top in (0, 1, 5, 20):
-        worker_tests.test_sampled_token_then_the_most_probable(num_top)
-    worker_tests.test_equals_rank_by_token_id()
-    worker_tests.test_more_than_the_vocabulary_and_forbidden_tokens()
 
 
 def test_a_certain_token_and_almost_impossible_ones(isa: str) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities against torch's, with ties."""
+"""What the worker reports of log-probabilities against torch's, with ties."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def random_logits() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
-def test_sampled_token_then_the_most_probable(num_top: int) -> None:
+def test_sampled_token_then_the_most_probable(num_top: int, isa: str) -> None:
     logits = random_logits()
     exact = logits.double().log_softmax(0)
     order = logits.argsort(descending=True).tolist()
@@ -30,7 +30,7 @@ def test_sampled_token_then_the_most_probable(num_top: int) -> None:
             assert logprob == pytest.approx(exact[each].item(), rel=1e-6, abs=1e-7)
 
 
-def test_equals_rank_by_token_id() -> None:
+def test_equals_rank_by_token_id(isa: str) -> None:
     logits = torch.zeros(50)
     logits[40] = 1.0
     found = report(logits, 7, 4)
@@ -38,7 +38,7 @@ def test_equals_rank_by_token_id() -> None:
     assert found.sampled_rank == 2
 
 
-def test_more_than_the_vocabulary_and_forbidden_tokens() -> None:
+def test_more_than_the_vocabulary_and_forbidden_tokens(isa: str) -> None:
     logits = torch.tensor([0.0, -torch.inf, 0.0])
     found = report(logits, 2, 20)
     assert found.token_ids == (2, 0, 2, 1)
