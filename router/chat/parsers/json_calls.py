@@ -78,15 +78,8 @@ class HermesCalls(JsonCalls):
     end_markers = ("</tool_call>",)
 
     def _call(self, marker: str) -> Generator[None]:
-        while marker:
-            yield from self._object()
-            yield from self._expect("</tool_call>")
-            # The spaces between two calls are no content; those before other text are.
-            self._hold()
-            marker = yield from self._follows("<tool_call>")
-            if marker:
-                self._is_closing = False
-                self._hold(self._place - len(marker))
+        yield from self._object()
+        yield from self._expect("</tool_call>")
 
 
 class Llama3Calls(JsonCalls):

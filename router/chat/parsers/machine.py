@@ -95,7 +95,7 @@ class Machine:
                 self._strays = () if found == self.end_markers[-1] else self.end_markers
             elif found:
                 self._strays = ()
-                yield from self._attempt(self._call(found))
+                yield from self._attempt(self._calls(found))
             elif self._is_last:
                 yield
 
@@ -158,6 +158,16 @@ class Machine:
     def _start(self) -> Generator[None]:
         """Read what is a call only at the beginning of an output."""
         yield from ()
+
+    def _calls(self, marker: str) -> Generator[None]:
+        """Read calls one behind another: spaces between two are no content; others may be."""
+        while marker:
+            yield from self._call(marker)
+            self._hold()
+            marker = yield from self._follows(*self.start_markers)
+            if marker:
+                self._is_closing = False
+                self._hold(self._place - len(marker))
 
     def _call(self, marker: str) -> Generator[None]:
         """Read what follows a marker. A format without calls has none: the marker is content.

@@ -116,7 +116,6 @@ class GlmCalls(TaggedCalls):
         name, marker = yield from self._name(*self.after)
         if marker == "</tool_call>":
             self._whole_call(name, "{}")
-            self._hold()
             return
         self._begin_call(name)
         self._arguments("{")

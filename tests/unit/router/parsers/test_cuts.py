@@ -156,8 +156,18 @@ def test_a_second_call_that_is_cut_shows_no_markup(name: str) -> None:
     for place in range(len(text) + 1):
         cut = f"{text}{between}{text[:place]}"
         found = both(output_of(name), cut, chance, reason=FinishReason.LENGTH)
-        assert found.content.strip() == "", cut
+        assert found.content == "", cut
         assert json.loads(found.calls[0]) == ARGUMENTS
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"llama3_json", "openai"}))
+def test_spaces_between_calls_are_no_content(name: str) -> None:
+    chance, text = random.Random(f"spaces {name}"), CALLS[name]
+    for spaces in ("\n", " \n\n"):
+        found = both(output_of(name), f"{text}{spaces}{text}{spaces}{text}{spaces}", chance)
+        assert (found.content, len(found.calls), found.has_called) == ("", 3, True)
+        found = both(output_of(name), f"{text}{spaces}then{spaces}{text}", chance)
+        assert (found.content, len(found.calls)) == (f"{spaces}then{spaces}", 2)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR])
