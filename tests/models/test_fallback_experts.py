@@ -11,11 +11,12 @@ from tools.architectures import tiny_config
 from worker_svc.models.small_model import random_model
 
 # A form of each: gates of a single feature; a router in float32, whatever the model's type; biases,
-# weights stored the other way round and interleaved; no biases; and the two that pass the experts
-# interface by, with matrices of all experts in one and with experts of attention.
-FORMS = ("qwen2_moe", "dots1", "gpt_oss", "aria_text", "dbrx", "jetmoe")
+# weights stored the other way round and interleaved; no biases; groups of experts, one of which is
+# chosen; and the two that pass the experts interface by, with matrices of all experts in one and
+# with experts of attention.
+FORMS = ("qwen2_moe", "dots1", "gpt_oss", "aria_text", "axk1", "dbrx", "jetmoe")
 OTHERS = (
-    *("afmoe", "axk1", "beam", "cohere2_moe", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint"),
+    *("afmoe", "beam", "cohere2_moe", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint"),
     *("glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoe_swa", "granitemoeshared"),
     *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "minimax_m2"),
     *("minimax_m3_vl_text", "olmoe", "phimoe", "solar_open"),
