@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,25 @@ class HttpSetup(Setup):
 
     async def events(self, path: str, body: Any, **headers: str) -> list["Sent"]:
         """Return the events of a stream, read to its end."""
-        async with self.http.stream(
-            "POST", path, json={**body, "stream": True}, headers=headers
-        ) as response:
+        async with self._stream(path, body, headers) as response:
             assert response.status_code == 200, await response.aread()
             return [event async for event in events_of(response)]
+
+    async def late_events(self, path: str, body: Any, **headers: str) -> list["Sent"]:
+        """Return the events of a stream that begins before its deadline: tries ever longer ones."""
+        timeout_s = 0.3
+        while True:
+            late = {**headers, "x-request-timeout-s": str(timeout_s)}
+            async with self._stream(path, body, late) as response:
+                if response.status_code == 200:
+                    return [event async for event in events_of(response)]
+                assert response.status_code == 504, await response.aread()
+            timeout_s *= 2
+
+    def _stream(
+        self, path: str, body: Any, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        return self.http.stream("POST", path, json={**body, "stream": True}, headers=headers)
 
 
 @dataclass

@@ -1,13 +1,15 @@
 """A router in this process, between fake schedulers and a client."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer as Backend
 
 from quire import AsyncClient
+from quire.contract.errors import DeadlineExceededError
 from quire.contract.outputs import Event
 from router.chat.template import ChatTemplate
 from router.chat.template_files import ChatTemplates
@@ -73,6 +75,15 @@ async def running_router(
     ):
         await router.wait_until_serving()
         yield Setup(fake, client, address, scheduler, router)
+
+
+async def until_late(fake: FakeScheduler, call: Callable[[float], Awaitable[object]]) -> None:
+    """Call until a deadline passes in the scheduler: a busy machine gets no short one there."""
+    timeout_s, num_submitted = 0.2, len(fake.submitted)
+    while len(fake.submitted) == num_submitted:
+        with pytest.raises(DeadlineExceededError):
+            await call(timeout_s)
+        timeout_s *= 2
 
 
 async def read_all(stream: AsyncIterator[Event]) -> list[Event]:

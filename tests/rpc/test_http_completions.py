@@ -106,11 +106,10 @@ async def test_while_a_request_waits_its_stream_has_comments(tmp_path) -> None:
 async def test_a_deadline_that_passes_is_a_504_or_an_event(tmp_path) -> None:
     async with http_router(tmp_path, http_keep_alive_s=0.05) as setup:
         setup.fake.hold()
-        headers = {"x-request-timeout-s": "0.3"}
-        response = await setup.post(PATH, BODY, **headers)
+        response = await setup.post(PATH, BODY, **{"x-request-timeout-s": "0.3"})
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline_exceeded"
-        events = await setup.events(PATH, BODY, **headers)
+        events = await setup.late_events(PATH, BODY)
         assert events[-1].data["error"]["code"] == "deadline_exceeded"
         await setup.fake.until(lambda: setup.fake.num_running() == 0)
 

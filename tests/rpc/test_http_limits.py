@@ -113,11 +113,12 @@ async def test_what_is_no_request_is_answered_and_closed(tmp_path, content) -> N
 
 
 async def test_who_is_slow_is_given_up(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
     async with http_router(tmp_path, http_body_timeout_s=0.05) as setup:
         address = setup.router.http_address
-        for content in (b"", b"GET /health HTT"):
-            assert await sent_raw(address, content) == b""
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+            for content in (b"", b"GET /health HTT"):
+                assert await sent_raw(address, content) == b""
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         # Its answer comes, and the rest of the body is not waited for either.
         answer = await sent_raw(address, head + b"content-length: 99\r\n\r\n{")

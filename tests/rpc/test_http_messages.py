@@ -298,8 +298,7 @@ async def test_a_full_queue_is_an_overload(setup, client) -> None:
 async def test_a_stream_that_waits_pings_and_ends_with_an_error_as_an_event(tmp_path) -> None:
     async with http_router(tmp_path, chat_template=TEMPLATE, http_keep_alive_s=0.05) as setup:
         setup.fake.hold()
-        headers = {"x-request-timeout-s": "0.3", "x-request-id": "mine"}
-        *pings, error = await setup.events(PATH, BODY, **headers)
+        *pings, error = await setup.late_events(PATH, BODY, **{"x-request-id": "mine"})
         # It has begun by then, or waits for its template still.
         shown = {(each.event, each.id) for each in pings}
         assert shown - {("message_start", "1")} == {("ping", "")}

@@ -193,7 +193,8 @@ async def test_an_expired_request_costs_no_further_step() -> None:
         expired = scheduler_pb2.REFUSAL_REASON_DEADLINE_EXCEEDED
         assert {router.refused[1].reason, router.refused[2].reason} == {expired}
         assert router.tokens[3] == reference([6], LONG)
-        assert router.tokens[2] == reference([5], LONG)[:1], "of the step that ran already"
+        # Of the step that ran already, or of none: a busy machine spends its time before the first.
+        assert router.tokens.get(2, []) in ([], reference([5], LONG)[:1])
 
 
 async def test_a_message_that_is_none_ends_its_own_session_as_invalid() -> None:
