@@ -19,7 +19,7 @@ from quire.rpc import Role, until_serving
 from tests.chaos.paths import Page
 
 _ROUTER_SERVICE = "quire.v1.InferenceService"
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 600.0
 # Threads that share their cores with other services mostly wait for each other.
 _WORKER_OPTIONS: dict[str, Any] = {"num_threads": 1}
 _SCHEDULER_OPTIONS: dict[str, Any] = {"kv_cache_gib": 0.03125}

@@ -18,10 +18,13 @@ QUIRE = str(Path(sys.executable).parent / "quire")
 IMAGE_TAG = os.environ.get("IMAGE_TAG", "dev")
 SERVICES = ("router", "scheduler", "worker-0", "worker-1")
 CONTAINER_USER = 10001
-START_TIMEOUT_S = 120.0
+# Of a wait that only what hangs outlasts: on a busy machine a start takes minutes.
+HANGS_AFTER_S = 600.0
 
 
-def run(*command: str, environment: dict[str, str] | None = None, timeout_s: float = 180) -> str:
+def run(
+    *command: str, environment: dict[str, str] | None = None, timeout_s: float = HANGS_AFTER_S
+) -> str:
     """Return the standard output of a command that must succeed."""
     done = subprocess.run(
         command,
@@ -202,7 +205,7 @@ class Stack:
         (found,) = self.containers(service)
         return found
 
-    def wait_healthy(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_healthy(self, timeout_s: float = HANGS_AFTER_S) -> None:
         """Return when every container that should run reports that it is healthy."""
         deadline = time.monotonic() + timeout_s
         while True:

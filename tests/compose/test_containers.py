@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.stack import CONTAINER_USER, SERVICES, Stack, addresses, docker, inspect
+from tests.compose.stack import (
+    CONTAINER_USER,
+    HANGS_AFTER_S,
+    SERVICES,
+    Stack,
+    addresses,
+    docker,
+    inspect,
+)
 
 # Workers also await each other, at ports of the range that compose.yaml sets.
 PORTS = {"router": {50051, 8000, 9090}, "scheduler": {50052, 9090}, "worker": {50053, 9090}}
@@ -32,7 +40,9 @@ def open_ports(address: str) -> set[int]:
 
 def python_in(container: str, program: str) -> "subprocess.CompletedProcess[str]":
     command = ["docker", "exec", container, "python3", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=HANGS_AFTER_S, check=False
+    )
 
 
 @pytest.mark.parametrize("service", SERVICES)

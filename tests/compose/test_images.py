@@ -12,7 +12,7 @@ import pytest
 
 from launch.cluster.supervisor import embedded_model
 from quire.rpc.start import CONFIG_ERROR_STATUS
-from tests.compose.stack import IMAGE_TAG, docker, inspect, why_not
+from tests.compose.stack import HANGS_AFTER_S, IMAGE_TAG, docker, inspect, why_not
 
 SERVICES = ("router", "scheduler", "worker")
 MAX_MEGABYTES = {"router": 250, "scheduler": 250, "worker": 1500}
@@ -21,8 +21,7 @@ CONFINED = (
     *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),
     *("--security-opt", "no-new-privileges", "--user", "10001:10001"),
 )
-HEALTHY_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +43,9 @@ def inside(service: str, *command: str, user: str = "10001") -> str:
 
 def output_of(*command: str) -> str:
     """Return all that a command prints, whether it fails or not."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANGS_AFTER_S, check=False
+    )
     return done.stdout + done.stderr
 
 
@@ -72,7 +73,7 @@ def cell() -> Iterator[dict[str, str]]:
 
 
 def until_healthy(container: str) -> None:
-    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while (state := inspect(container)["State"])["Health"]["Status"] != "healthy":
         assert state["Running"] and time.monotonic() < deadline, output_of(
             "docker", "logs", container
@@ -161,7 +162,7 @@ def test_a_router_without_a_scheduler_lives_and_is_not_ready() -> None:
         *(image("router"), "--scheduler", "127.0.0.1:9"),
     )
     try:
-        deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+        deadline = time.monotonic() + HANGS_AFTER_S
         probe = ("docker", "exec", container, "quire", "probe")
         while "ok" not in output_of(*probe, "--path", "/livez"):
             assert time.monotonic() < deadline
