@@ -142,6 +142,8 @@ def _run(lanes: list[str]) -> int:
     print(f"lanes: {' '.join(lanes) or 'none'}", flush=True)
     if not lanes:
         return 0
+    # As .ci/run does first: two lanes that find it out of date would make it at the same time.
+    subprocess.run(("make", ".venv/.dev"), cwd=ROOT, check=True)
     command = (sys.executable, "-m", "tools.lanes", "ci", "--lanes", *lanes)
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
