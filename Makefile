@@ -51,16 +51,16 @@ release-check: .venv/.dev ## Fail unless every lane of CI and of the nightly run
 	@$(BIN)/python -m tools.lanes release
 
 test-compose: images ## Run the containers of deploy/compose.yaml on this machine's engine, and disturb them
-	@$(BIN)/python -m pytest -o timeout=1200 -m compose --durations=15 tests/compose
+	@$(BIN)/python -m pytest -m compose --durations=15 tests/compose
 
 WORKER ?= worker
 test-compose-gpu: images ## Run deploy/compose.gpu.yaml on an engine that has a stand-in for NVIDIA's hook; workers emulate their GPUs, in the image WORKER=worker|worker-cuda
 	@csrc/emulated_build.sh
-	@WORKER='$(WORKER)' $(BIN)/python -m pytest -o timeout=1200 -m compose_gpu --durations=15 tests/compose_gpu
+	@WORKER='$(WORKER)' $(BIN)/python -m pytest -m compose_gpu --durations=15 tests/compose_gpu
 
 test-compat: .venv/.dev ## Point stock clients of other projects at a cluster: the same text through every front
 	@tests/compat/setup.sh
-	@$(BIN)/python -m pytest -q -s -o timeout=1200 -m compat tests/compat
+	@$(BIN)/python -m pytest -q -s -m compat tests/compat
 
 lint: .venv/.dev ## Check style, types, protos and the dependency rule, and that pytest can load every test
 	$(BIN)/ruff format --check .
@@ -99,7 +99,7 @@ deploy: .venv/.dev ## Render and check OVERLAY= with IMAGE_TAG= [IMAGE_REGISTRY=
 		--namespace "$(or $(NAMESPACE),quire)" --components $(COMPONENTS) $(if $(filter 1,$(APPLY)),--apply)
 
 test-manifests: .venv/.dev ## Run the pods of the Kubernetes manifests with a container engine
-	@$(BIN)/python -m pytest -q -o timeout=1200 -m manifests tests/manifests
+	@$(BIN)/python -m pytest -q -m manifests tests/manifests
 
 architectures: .venv/.dev ## Write docs/models.md: how each causal architecture of the installed transformers is served
 	@$(BIN)/python -m tools.architectures

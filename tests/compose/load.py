@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from quire import AsyncClient, SamplingParams
 from quire.contract.errors import QuireError, UnavailableError
 from quire.contract.outputs import Delta
-from tests.compose.stack import HANGS_AFTER_S
 
 # Long enough for something to happen in mid-stream.
 NUM_TOKENS = 250
@@ -49,9 +48,7 @@ async def all_tokens(client: AsyncClient) -> list[Tokens]:
     return await asyncio.gather(*(collect(client, index) for index in range(len(PROMPTS))))
 
 
-async def until_answering(
-    client: AsyncClient, expected: Tokens, timeout_s: float = HANGS_AFTER_S
-) -> None:
+async def until_answering(client: AsyncClient, expected: Tokens, timeout_s: float = 60.0) -> None:
     """Ask until there is an answer, which must be the right one."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -77,7 +74,7 @@ class Load:
     wrong: list[int] = field(default_factory=list)
     errors: list[QuireError] = field(default_factory=list)
 
-    async def until_answers(self, number: int, timeout_s: float = HANGS_AFTER_S) -> None:
+    async def until_answers(self, number: int, timeout_s: float = 90.0) -> None:
         """Return when so many more requests have been answered."""
         goal = self.num_answers + number
         async with asyncio.timeout(timeout_s):
@@ -117,7 +114,7 @@ async def running_load(
         await load.until_answers(1)
         yield load
         ending.set()
-        async with asyncio.timeout(HANGS_AFTER_S):
+        async with asyncio.timeout(90):
             await asyncio.gather(*tasks)
     finally:
         for task in tasks:

@@ -21,7 +21,7 @@ CONFINED = (
     *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),
     *("--security-opt", "no-new-privileges", "--user", "10001:10001"),
 )
-STOP_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 20
 
 
 @pytest.fixture(scope="module", autouse=True)

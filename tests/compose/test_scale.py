@@ -10,12 +10,12 @@ from quire import AsyncClient
 from quire.contract.outputs import CellStatus
 from tests.compose.conftest import STACKS
 from tests.compose.load import PROMPTS, Tokens, collect, running_load, until_answering
-from tests.compose.stack import HANGS_AFTER_S, Stack, addresses, docker, inspect
+from tests.compose.stack import Stack, addresses, docker, inspect
 
 
 async def until_cells(client: AsyncClient, number: int) -> list[CellStatus]:
     """Return the cells, once there are so many that take requests."""
-    async with asyncio.timeout(HANGS_AFTER_S), aclosing(client.watch_cluster()) as watch:
+    async with asyncio.timeout(90), aclosing(client.watch_cluster()) as watch:
         async for cells in watch:
             ready = [cell for cell in cells if cell.connected and not cell.state.draining]
             if len(ready) == number:
@@ -25,7 +25,7 @@ async def until_cells(client: AsyncClient, number: int) -> list[CellStatus]:
 
 async def until_running(client: AsyncClient, host: str) -> None:
     """Return when a cell reports that it runs a request."""
-    async with asyncio.timeout(HANGS_AFTER_S), aclosing(client.watch_cluster()) as watch:
+    async with asyncio.timeout(90), aclosing(client.watch_cluster()) as watch:
         async for cells in watch:
             if any(
                 cell.address.startswith(f"{host}:") and cell.state.num_running for cell in cells

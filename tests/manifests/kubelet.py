@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.compose.stack import HANGS_AFTER_S
 from tools.manifests.environment import arguments, environment, parse_quantity
 from tools.manifests.objects import Manifests, Object, PodTemplate
-
-# Of a wait that only what hangs outlasts: on a busy machine a start takes minutes.
-HANGS_AFTER_S = 600.0
 
 
 def docker(*arguments: str, timeout_s: float = HANGS_AFTER_S) -> str:

@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "lanes"
 PYTHON = str(ROOT / ".venv/bin/python")
 PYTEST = (PYTHON, "-m", "pytest", "-q")
+# A lane that computes gets what others leave: this limit, in seconds, is for a test that hangs.
+HANGS_AFTER_S = 1200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +116,9 @@ def script_lane(name: str, script: str, *, arithmetic: bool = True, **environmen
 
 def make_lane(name: str, target: str, **options: Any) -> Lane:
     """Return a lane that runs a target of make which runs pytest."""
-    results = {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / name}.xml"}
+    own = f"-o timeout={HANGS_AFTER_S} --junitxml={OUTPUT / name}.xml"
+    results = {"PYTEST_ADDOPTS": own}
     return Lane(name, ("make", target), results, **options)
-
-
-# A lane that computes gets what others leave: this limit, in seconds, is for a test that hangs.
-HANGS_AFTER_S = 1200
 
 
 def pytest_options(name: str) -> tuple[str, ...]:
