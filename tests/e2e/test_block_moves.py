@@ -1,6 +1,7 @@
 """Streams move from cell to cell in mid-run, with their blocks or without: the same tokens."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -15,18 +16,35 @@ from tests.scraping import Scrape, get
 NUM = 8
 
 
-async def collect(
-    client: AsyncClient, number: int, some_arrived: asyncio.Event | None = None
-) -> list[int]:
-    """The tokens of a stream; set the event once it has some blocks of them."""
+async def collect(client: AsyncClient, number: int) -> list[int]:
+    """The tokens of a stream."""
     params = SamplingParams(temperature=1.0, seed=number, max_tokens=400, ignore_eos=True)
     tokens: list[int] = []
     async for event in client.stream(f"The text of number {number} is about", params):
         if isinstance(event, Delta):
             tokens.extend(event.token_ids)
-            if some_arrived and len(tokens) > 40:
-                some_arrived.set()
     return tokens
+
+
+async def until_has_blocks(client: AsyncClient, address: str, num_before: int) -> None:
+    """Wait until the streams of a cell have some blocks of tokens, and most of theirs to go.
+
+    By what the cell reports: clients read its streams beside those of another cell, which may be
+    slower by far.
+    """
+    async with asyncio.timeout(60), aclosing(client.watch_cluster()) as watch:
+        async for cells in watch:
+            state = next(cell.state for cell in cells if cell.address == address)
+            if state.num_running and state.tokens_total - num_before > 40 * state.num_running:
+                return
+
+
+async def num_tokens(client: AsyncClient, address: str) -> int:
+    """Tokens that a cell has sampled."""
+    async with aclosing(client.watch_cluster()) as watch:
+        async for cells in watch:
+            return next(cell.state.tokens_total for cell in cells if cell.address == address)
+    raise AssertionError("watch_cluster sends the state at once")
 
 
 async def scrape(address: str) -> Scrape:
@@ -48,13 +66,9 @@ async def test_moved_streams_go_on_with_the_same_tokens(move_blocks: str) -> Non
         router = await cells.start_router([first.address, second.address])
         async with AsyncClient(router) as client:
             await until_connected(client, 2)
-            arrived = [asyncio.Event() for _ in range(NUM)]
-            streams = [
-                asyncio.create_task(collect(client, place, event))
-                for place, event in enumerate(arrived)
-            ]
-            await asyncio.gather(*(event.wait() for event in arrived))
-            # At once: some of both cells' streams have far to go.
+            before = await num_tokens(client, first.address)
+            streams = [asyncio.create_task(collect(client, place)) for place in range(NUM)]
+            await until_has_blocks(client, first.address, before)
             async with open_channel(first.address) as channel:
                 stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
                 request = scheduler_pb2.DrainRequest(move=True)
