@@ -84,7 +84,7 @@ async def read_streams(address: str, streams: int, tokens: int) -> dict[str, flo
 async def measure_cluster(model: Path) -> tuple[float, dict[int, dict[str, float]]]:
     """Return the seconds until a cluster is ready, and the figures of each number of streams."""
     began = time.perf_counter()
-    cluster = Cluster(ClusterConfig(model=model, port=0, device="cpu"))
+    cluster = Cluster(ClusterConfig(model=model, port=None, grpc_port=0, device="cpu"))
     await cluster.start()
     ready_s = time.perf_counter() - began
     address = cluster.router.address

@@ -52,7 +52,7 @@ async def cpu_us(cluster: Cluster, front: str, streams: int, tokens: int) -> tup
 
 async def measure(arguments: argparse.Namespace) -> list[str]:
     """Return the lines of the report."""
-    cluster = Cluster(ClusterConfig(model=embedded_model(), port=0, http_port=0, device="cpu"))
+    cluster = Cluster(ClusterConfig(model=embedded_model(), port=0, grpc_port=0, device="cpu"))
     await cluster.start()
     try:
         addresses = cluster.router.address, cluster.router.http_address

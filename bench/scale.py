@@ -163,7 +163,7 @@ def measure_heartbeats() -> None:
 
 async def measure_tokens() -> None:
     """Print what a token and a request cost router and scheduler of a real cluster."""
-    cluster = Cluster(ClusterConfig(model=embedded_model(), port=0, device="cpu"))
+    cluster = Cluster(ClusterConfig(model=embedded_model(), port=None, grpc_port=0, device="cpu"))
     await cluster.start()
     os.nice(10)
     pids = {

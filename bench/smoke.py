@@ -90,7 +90,7 @@ async def watch(client: AsyncClient, sequences: int, windows: list[Window]) -> N
 
 async def bench(model: Path, sequences: int, max_tokens: int) -> None:
     """Start a cluster, load it, print the table."""
-    cluster = Cluster(ClusterConfig(model=model, port=0))
+    cluster = Cluster(ClusterConfig(model=model, port=None, grpc_port=0))
     await cluster.start()
     # Clients have machines of their own; here they should not take the cluster's cores.
     os.nice(10)

@@ -79,7 +79,7 @@ async def demo(model: str) -> None:
         fetch_named(model, partial(print, flush=True))
     path = find_model(model).resolve() if is_chat else embedded_model()
     with Progress() as progress:
-        config = ClusterConfig(model=path, served_model_name=model, port=0)
+        config = ClusterConfig(model=path, served_model_name=model, port=None, grpc_port=0)
         cluster = Cluster(config, progress.say)
         await cluster.start()
     try:

@@ -110,7 +110,7 @@ class LLM:
             self._cluster = _start_cluster(
                 ClusterConfig(
                     model=self._model,
-                    port=0,
+                    port=None, grpc_port=0,
                     tls_dir=None if tls_dir is None else str(tls_dir),
                     **options,
                 )

@@ -131,7 +131,7 @@ ask() {
   local log=$out/serve.log target='' second cluster
   cd "$out/dist" # where no module lies beside those installed
   : >"$log"
-  "$1/bin/quire" serve --port 0 --http-port 0 >"$log" 2>&1 &
+  "$1/bin/quire" serve --port 0 --grpc-port 0 >"$log" 2>&1 &
   cluster=$!
   trap "kill $cluster 2>/dev/null || true; wait $cluster || true" EXIT
   for second in {1..120}; do

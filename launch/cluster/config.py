@@ -10,14 +10,10 @@ from quire.contract.addresses import MAX_RANKS, check_address
 from quire.contract.engine_options import DeviceOptions, EngineOptions
 from quire.contract.errors import ConfigError, ModelLoadError
 from quire.contract.options import Bounds, option, same_option, values_of
-from quire.contract.service_options import ServiceOptions, port_option
+from quire.contract.service_options import PORTS, ServiceOptions, port_option
 from quire.gguf_file import is_model
 from quire.tokenizer_files import require_tokenizer
 from router.config import RouterConfig
-
-# Where vLLM's users look for it.
-DEFAULT_HTTP_PORT = 8000
-
 
 def embedded_model() -> Path:
     """Return the directory of the demo model that ships with Quire."""
@@ -38,19 +34,19 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
 
     Attributes:
         model: Hugging Face model directory, or a GGUF file.
+        port: None has no HTTP.
 
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
     model: Path
-    port: int = port_option(50051, "Port of the router; 0 takes a free one.")
-    http_port: int | None = same_option(
-        RouterConfig,
-        "http_port",
-        help="Port of the router for OpenAI's API over HTTP; 0 takes a free one.",
-        shown_default=f"{DEFAULT_HTTP_PORT}; none with --port 0",
+    port: int | None = option(
+        8000,  # where vLLM's users look for it
+        "Port for the APIs of OpenAI and Anthropic over HTTP; 0 takes a free one.",
+        bounds=PORTS,
     )
+    grpc_port: int = port_option(50051, "Port for Quire's own API over gRPC; 0 takes a free one.")
     http_cors_origin: tuple[str, ...] = same_option(RouterConfig, "http_cors_origin")
     control_port: int = port_option(
         0, "Port of this machine for `quire resize`; 0 takes a free one."
@@ -160,11 +156,6 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
             )
         if self.ray_address not in (None, "auto"):
             check_address("ray_address", str(self.ray_address))
-
-    @property
-    def router_http_port(self) -> int | None:
-        """Port of the router for HTTP: of clusters on free ports, only one that was asked for."""
-        return DEFAULT_HTTP_PORT if self.http_port is None and self.port else self.http_port
 
     def service_values(self, place: int) -> dict[str, Any]:
         """Return the options that every service has.

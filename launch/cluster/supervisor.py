@@ -133,7 +133,7 @@ class Cluster:
                 "chat_template": config.chat_template,
                 "tool_call_parser": config.tool_call_parser,
                 "reasoning_parser": config.reasoning_parser,
-                "http_port": config.router_http_port,
+                "http_port": config.port,
                 "http_cors_origin": config.http_cors_origin,
                 "api_keys": config.api_keys,
                 "connect_timeout_s": config.connect_timeout_s,
@@ -145,7 +145,7 @@ class Cluster:
             }
             router = ServiceProcess("router", "router", values, self.tls)
             self.services.append(router)
-            await router.start(config.port)
+            await router.start(config.grpc_port)
 
         cell = [asyncio.create_task(scheduler.start(0, report)), asyncio.create_task(announce())]
         router_start = asyncio.create_task(start_router())

@@ -236,7 +236,7 @@ class ServedCluster:
         self._port = free_port()
         cache_gib = _SERVED_CACHE_GIB if model else _SCHEDULER_OPTIONS["kv_cache_gib"]
         self._arguments = [
-            *[model or str(embedded_model()), "--port", str(self._port)],
+            *[model or str(embedded_model()), "--port", "0", "--grpc-port", str(self._port)],
             *["--tensor-parallel-size", str(tensor_parallel_size)],
             *["--kv-cache-gib", str(cache_gib), "--num-threads", "1"],
             *options,

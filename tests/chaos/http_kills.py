@@ -220,7 +220,7 @@ async def kill_routers(arguments: argparse.Namespace) -> int:
     """Run the scenario; return the number of wrong streams."""
     port = free_port()
     cluster = ServedCluster(
-        *(1, "--http-port", str(port), "--reasoning-parser", "qwen3", "--log-level", "error")
+        *(1, "--port", str(port), "--reasoning-parser", "qwen3", "--log-level", "error")
     )
     kills = arguments.kills or max(1, round(arguments.seconds / (STEADY_S + MEAN_S)))
 

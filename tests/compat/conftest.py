@@ -16,7 +16,7 @@ from tests.e2e.conftest import running_cluster
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def site() -> AsyncIterator[Site]:
-    async with running_cluster(http_port=0) as cluster:
+    async with running_cluster(port=0) as cluster:
         async with AsyncClient(cluster.router.address) as client:
             (model,) = await client.list_models()
             texts = await asyncio.gather(*(generate(client, case) for case in CASES))

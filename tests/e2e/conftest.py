@@ -21,7 +21,7 @@ def cluster_config(model: Path | None = None, **options: Any) -> ClusterConfig:
 
     Threads that share the cores with other tests spend more on waking each other than they compute.
     """
-    own: dict[str, Any] = {"port": 0, "kv_cache_gib": 0.03125, "num_threads": 1}
+    own: dict[str, Any] = {"port": None, "grpc_port": 0, "kv_cache_gib": 0.03125, "num_threads": 1}
     return ClusterConfig(**{"model": model or embedded_model(), **own, **options})
 
 

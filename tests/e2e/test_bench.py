@@ -35,7 +35,7 @@ def bench(
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0, admin_port=0)
+    return shared_clusters.get(port=0, admin_port=0)
 
 
 def counted(cluster: Cluster) -> dict[str, float]:

@@ -92,7 +92,7 @@ def test_serve_reports_what_is_wrong(
     shutil.copytree(embedded_model(), directory)
     damage(directory)
     result = subprocess.run(
-        [QUIRE, "serve", str(directory), "--port", "0", "--log-level", "error"],
+        [QUIRE, "serve", str(directory), "--port", "0", "--grpc-port", "0", "--log-level", "error"],
         capture_output=True,
         text=True,
         timeout=120,

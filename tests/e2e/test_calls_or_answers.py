@@ -40,7 +40,7 @@ FUNCTION = {"name": "plan", "parameters": SCHEMA}
 
 @pytest.fixture
 async def address(shared_clusters: SharedClusters) -> str:
-    cluster = shared_clusters.get(http_port=0, tool_call_parser="hermes")
+    cluster = shared_clusters.get(port=0, tool_call_parser="hermes")
     return f"http://{cluster.router.http_address}"
 
 

@@ -17,7 +17,7 @@ SEED = 7
 
 @pytest.fixture
 def clients(shared_clusters):
-    cluster = shared_clusters.get(http_port=0)
+    cluster = shared_clusters.get(port=0)
     base_url = f"http://{cluster.router.http_address}/v1"
     with Client(cluster.router.address) as grpc, OpenAI(base_url=base_url, api_key="none") as http:
         yield grpc, http

@@ -34,7 +34,7 @@ def quire(*arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess
 def serving(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """`quire serve` and what it printed once ready; interrupted on the way out."""
     process = subprocess.Popen(
-        [*QUIRE, "serve", "--port", "0", "--kv-cache-gib", "0.03", *arguments],
+        [*QUIRE, "serve", "--port", "0", "--grpc-port", "0", "--kv-cache-gib", "0.03", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -24,7 +24,7 @@ MANY = [[5 + place % 400, *range(100, 400)] for place in range(300)]
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0)
+    return shared_clusters.get(port=0)
 
 
 @pytest.fixture

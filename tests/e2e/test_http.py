@@ -22,7 +22,7 @@ PROMPT = "The list class"
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0)
+    return shared_clusters.get(port=0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ PARAMS = SamplingParams(seed=3, max_tokens=200, ignore_eos=True)
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0)
+    return shared_clusters.get(port=0)
 
 
 @pytest.mark.budget

@@ -27,7 +27,7 @@ NUM_KILLS = depth.budget("kills of a router under streams over HTTP", test=2, de
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0, reasoning_parser="qwen3")
+    return shared_clusters.get(port=0, reasoning_parser="qwen3")
 
 
 @pytest.mark.budget

@@ -32,7 +32,7 @@ CALL = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": {"type": "any"}, "m
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0)
+    return shared_clusters.get(port=0)
 
 
 @pytest.fixture

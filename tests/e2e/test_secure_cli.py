@@ -32,7 +32,7 @@ def test_what_serve_prints_reaches_a_cluster_with_certificates_and_keys(tmp_path
     added = quire("keys", "add", "me", "--file", keys)
     key = re.search(r"quire-\S+", added.stdout)
     assert key, added
-    with serving("--tls-dir", certificates, "--api-keys", keys, "--http-port", "0") as (_, ready):
+    with serving("--tls-dir", certificates, "--api-keys", keys) as (_, ready):
         lines = re.findall(r"^  ((?:quire|curl|grpcurl|buf) .*)$", ready, re.M)
         generate, curl, _, buf = lines
         assert '"choices"' in shell(curl, QUIRE_API_KEY=key[0]).stdout

@@ -52,7 +52,7 @@ GRAMMARS: dict[str, tuple[Any, Callable[[str], object]]] = {
 
 @pytest.fixture
 def cluster(shared_clusters: SharedClusters) -> Cluster:
-    return shared_clusters.get(http_port=0)
+    return shared_clusters.get(port=0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.e2e.conftest import running_cluster
 async def test_a_cluster_passes_with_its_worker_router_and_scheduler_killed(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     # So few blocks that long requests are preempted.
-    async with running_cluster(http_port=0, kv_cache_gib=0.004) as cluster:
+    async with running_cluster(port=0, kv_cache_gib=0.004) as cluster:
         worker, scheduler, router = (service.pid for service in cluster.services)
         options = (f"http://{cluster.router.http_address}", "--questions", "12", "--seed", "5")
         kills = (f"--kill={worker}", f"--kill={router}", f"--kill={scheduler}")

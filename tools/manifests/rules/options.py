@@ -17,6 +17,9 @@ from tools.manifests.objects import Finding, Manifests, PodTemplate
 UsageError: Any = typer.BadParameter.__base__
 # Beside the time that services are given to drain, for the rest of their end.
 GRACE_MARGIN_S = 10
+# The name of the port that each option is of; `quire serve` has vLLM's names.
+PORTS = {"port": "grpc", "http_port": "http", "admin_port": "admin"}
+SERVE_PORTS = {"port": "http", "grpc_port": "grpc", "admin_port": "admin"}
 # Variables that arguments name, and those that several commands read under one name.
 SHARED_VARIABLES = frozenset({"QUIRE_MODEL", "QUIRE_TLS_DIR", "QUIRE_INSECURE", "QUIRE_API_KEYS"})
 
@@ -72,7 +75,7 @@ def _pod(manifests: Manifests, pod: PodTemplate, ordinal: int) -> Iterator[tuple
     except UsageError as error:
         yield "arguments", f"quire {command} refuses them: {error.format_message()}"
         return
-    yield from _ports(pod, options)
+    yield from _ports(pod, options, SERVE_PORTS if command == "serve" else PORTS)
     yield from _times(pod, options)
     yield from _hosts(manifests, pod, options)
     yield from _secrets(pod, values)
@@ -97,8 +100,10 @@ def _variables(values: dict[str, str]) -> Iterator[tuple[str, str]]:
             yield "variables", f"{name} is no option: nothing reads it"
 
 
-def _ports(pod: PodTemplate, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for option, port in (("port", "grpc"), ("http_port", "http"), ("admin_port", "admin")):
+def _ports(
+    pod: PodTemplate, options: dict[str, Any], ports: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    for option, port in ports.items():
         if options.get(option) != pod.ports.get(port):
             flag = option.replace("_", "-")
             yield (
