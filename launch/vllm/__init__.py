@@ -1,0 +1,1 @@
+"""The options of vLLM's command line and engine, as Quire's."""

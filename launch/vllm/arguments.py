@@ -1,0 +1,125 @@
+"""vLLM's options on a command line: which are given, and with what."""
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launch.vllm.table import ABSENT, ALWAYS, LISTS, NO_EFFECT, ONE_WAY, SHORT, SWITCHES
+from quire.contract.errors import ConfigError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        name, _, what = message.removeprefix("argument ").partition(": ")
+        raise ConfigError(f"{name.partition('/')[0]}: {what}" if what else message)
+
+
+def split(arguments: Sequence[str], translated: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return vLLM's options among arguments, by name, and the arguments that are left.
+
+    Names may have underscores, `--name.key VALUE` is a key of a JSON object, and `--config FILE`
+    stands for the options of a YAML file, which others go before.
+
+    Args:
+        arguments: of a command line.
+        translated: names of options with a meaning here, beside those of the table.
+
+    Raises:
+        ConfigError: an option lacks its value, or the file cannot be read.
+    """
+    words, objects = _spelled(arguments)
+    parser = _parser(translated)
+    given, left = parser.parse_known_args(words)
+    values = vars(given)
+    for name, keys in objects.items():
+        values[name] = json.dumps(_merged(json.loads(values.get(name, "{}")), keys))
+    if file := values.pop("config", None):
+        below, more = split(_of_file(Path(file)), translated)
+        # A model that both name is the command line's.
+        if "model" in below and any(not each.startswith("-") for each in left[:1]):
+            del below["model"]
+        values, left = {**below, **values}, [*left[:1], *more, *left[1:]]
+    return values, left
+
+
+def _parser(translated: Sequence[str]) -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    short: dict[str, list[str]] = {}
+    for word, name in SHORT.items():
+        short.setdefault(name, []).append(word)
+    for name in sorted({*ABSENT, *ALWAYS, *NO_EFFECT, *ONE_WAY, *translated, "config"}):
+        flags, how = [f"--{name}", *short.get(name, ())], {}
+        if name in SWITCHES:
+            how = {"action": argparse.BooleanOptionalAction}
+        elif name in LISTS:
+            how = {"nargs": "+"}
+        elif name == "hf-token":
+            how = {"nargs": "?", "const": "true"}
+        parser.add_argument(*flags, dest=name, **how)
+    return parser
+
+
+def _spelled(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Return arguments in one spelling, and the keys of objects that stand apart, by option."""
+    words: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    left = iter(arguments)
+    for word in left:
+        if word == "--":
+            return [*words, word, *left], objects
+        name, equals, value = word.partition("=")
+        if match := re.fullmatch(r"-O=?(\w+)", word):
+            words += ["-O", match[1]]
+        elif match := re.fullmatch(r"(--[a-z][\w-]*|-[a-z]+)\.([\w.-]+)", name):
+            option = match[1].replace("_", "-")
+            option = SHORT.get(option, option.removeprefix("--"))
+            keys = _value_of(value if equals else next(left, ""))
+            for key in reversed(match[2].split(".")):
+                keys = {key: keys}
+            objects[option] = _merged(objects.get(option, {}), keys)
+        elif word.startswith("--"):
+            words.append(f"{name.replace('_', '-')}{equals}{value}")
+        else:
+            words.append(word)
+    return words, objects
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in new.items():
+        below = old.get(key)
+        old[key] = _merged(below, value) if isinstance(below, dict) else value
+    return old
+
+
+def _of_file(path: Path) -> list[str]:
+    """Return the options of a YAML file as arguments."""
+    import yaml  # of transformers, which workers need
+
+    try:
+        options = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"config: must be a YAML file of options, got {path}: {why}") from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"config: must be a YAML file of options, got {path}, which has none")
+    words: list[str] = []
+    for key, value in options.items():
+        name = str(key).replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list) and name in LISTS:
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            text = value if isinstance(value, str) else json.dumps(value)
+            words.append(f"--{name}={text}")
+    return words
