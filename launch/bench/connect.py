@@ -8,6 +8,7 @@ from launch.bench.clients.grpc import QuireClient
 from launch.bench.clients.http import HttpClient
 from launch.bench.clients.openai import APIS, OpenAiClient
 from launch.bench.serve_options import BackendName, ServeOptions
+from quire.contract.addresses import join_address
 from quire.contract.errors import ConfigError
 from quire.rpc import Role, TlsFiles
 from quire.security.tls import CERTIFICATE, KEY, ROOTS
@@ -17,12 +18,12 @@ HTTP_PORT, GRPC_PORT = 8000, 50051
 
 def server_of(options: ServeOptions) -> str:
     """Return where the server is: a URL, or of Quire's API HOST:PORT."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
     if options.backend == BackendName.QUIRE:
-        return options.base_url or f"{host}:{GRPC_PORT if options.port is None else options.port}"
+        port = GRPC_PORT if options.port is None else options.port
+        return options.base_url or join_address(options.host, port)
     scheme = "http" if options.tls_dir is None else "https"
     port = HTTP_PORT if options.port is None else options.port
-    return options.base_url or f"{scheme}://{host}:{port}"
+    return options.base_url or f"{scheme}://{join_address(options.host, port)}"
 
 
 def takes_token_ids(options: ServeOptions) -> bool:

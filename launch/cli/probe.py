@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from quire.contract.addresses import bare_host
+
 
 def probe(
     admin_port: Annotated[int, typer.Option(help="Admin port of the service.")] = 9090,
@@ -18,7 +20,7 @@ def probe(
     timeout_s: Annotated[float, typer.Option(help="How long to wait for the answer.")] = 3.0,
 ) -> None:
     """Exit with 0 if a service says that it is well, with 1 and the reason if not."""
-    connection = HTTPConnection(admin_host, admin_port, timeout=timeout_s)
+    connection = HTTPConnection(bare_host(admin_host), admin_port, timeout=timeout_s)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -20,7 +20,7 @@ from launch.launchers.ray_placement import check_host, choose_bundle, place
 from launch.launchers.ray_start import MAX_ATTEMPTS, is_too_slow
 from launch.launchers.ray_thread import RayThread
 from launch.launchers.ray_worker import STOP_TIMEOUT_S, RayWorker, WorkerStatus
-from quire.contract.addresses import WILDCARD_HOSTS
+from quire.contract.addresses import WILDCARD_HOSTS, bare_host
 from quire.contract.errors import ConfigError, QuireError, UnavailableError
 from quire.contract.options import values_of
 from quire.contract.service_options import ServiceOptions
@@ -142,7 +142,7 @@ class RayLauncher(Launcher):
                 "include_dashboard": False,
             }
             if self._config.host not in WILDCARD_HOSTS:
-                options["_node_ip_address"] = self._config.host
+                options["_node_ip_address"] = bare_host(self._config.host)
         try:
             ray.init(**options, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:

@@ -12,18 +12,29 @@ WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "::", "*"})
 """Hosts to listen on that no client can connect to."""
 
 
+def bare_host(host: str) -> str:
+    """Return a host as sockets take it: an IPv6 one without its brackets."""
+    return host.removeprefix("[").removesuffix("]")
+
+
+def join_address(host: str, port: int | str) -> str:
+    """Return "host:port", with brackets round an IPv6 host, which may have them already."""
+    bare = bare_host(host)
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
 def split_address(address: str) -> tuple[str, str]:
     """Return host and port of an address; an IPv6 host without its brackets, as sockets take it."""
     host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), port
+    return bare_host(host), port
 
 
 def is_loopback(host: str) -> bool:
     """Return whether what is sent to a host stays on this machine."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+        return ipaddress.ip_address(bare_host(host)).is_loopback
     except ValueError:
         return False  # a name, which may mean anything
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 
@@ -61,10 +62,13 @@ class AdminServer:
             UnavailableError: the address cannot be bound.
         """
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+            self._server = await asyncio.start_server(
+                self._serve, bare_host(host), port, limit=MAX_HEAD_BYTES
+            )
         except OSError as error:
-            raise UnavailableError(f"cannot listen on {host}:{port}: is it in use?") from error
-        address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+            where = join_address(host, port)
+            raise UnavailableError(f"cannot listen on {where}: is it in use?") from error
+        address = join_address(host, self._server.sockets[0].getsockname()[1])
         log.info("admin_listening", address=address)
         return address
 

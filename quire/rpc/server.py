@@ -7,6 +7,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from quire.contract.addresses import join_address
 from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 from quire.rpc.error_interceptor import ErrorInterceptor
@@ -87,7 +88,7 @@ class Server:
             UnavailableError: the address cannot be bound.
         """
         await self.set_serving(False)
-        tls, where = self._tls, f"{host}:{port}"
+        tls, where = self._tls, join_address(host, port)
         try:
             if tls is None:
                 bound = self.grpc_server.add_insecure_port(where)
@@ -98,7 +99,7 @@ class Server:
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {where}: is it in use?") from error
         await self.grpc_server.start()
-        self.address = f"{host}:{bound}"
+        self.address = join_address(host, bound)
         log.info("listening", address=self.address, tls=tls is not None)
         return self.address
 

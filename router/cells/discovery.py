@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable
 
+from quire.contract.addresses import join_address, split_address
 from quire.observe.log import get_logger
 
 log = get_logger()
@@ -18,12 +19,11 @@ async def resolve(name: str) -> frozenset[str]:
     Raises:
         OSError: it cannot be resolved now.
     """
-    host, _, port = name.rpartition(":")
+    host, port = split_address(name)
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     return frozenset(
-        f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
-        for family, _, _, _, address in found
+        join_address(address[0], port) for _, _, _, _, address in found
     )
 
 

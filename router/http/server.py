@@ -8,6 +8,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 from quire.security.tls import TlsFiles
@@ -91,14 +92,15 @@ class HttpServer:
         try:
             self._server = await loop.create_server(
                 lambda: Connection(self._config, self._state, {}, self._write_timeout_s),
-                host,
+                bare_host(host),
                 port,
                 ssl=server_context(tls, self._client_certificates) if tls else None,
                 ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if tls else None,
             )
         except OSError as error:
-            raise UnavailableError(f"cannot listen on {host}:{port}: is it in use?") from error
-        address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+            where = join_address(host, port)
+            raise UnavailableError(f"cannot listen on {where}: is it in use?") from error
+        address = join_address(host, self._server.sockets[0].getsockname()[1])
         log.info("http_listening", address=address, tls=tls is not None)
         return address
 

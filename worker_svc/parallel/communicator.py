@@ -228,11 +228,13 @@ class ProcessCommunicator:
 
 
 def interface_of(host: str) -> str:
-    """Return the name of the network interface that has an IPv4 address.
+    """Return the name of the network interface that has an address.
 
     Raises:
         ConfigError: no interface of this machine has this address.
     """
+    if ":" in host:
+        return _interface_of_ipv6(host)
     address = socket.gethostbyname(host)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -246,4 +248,14 @@ def interface_of(host: str) -> str:
                 return name
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
+    raise ConfigError(f"host: must be an address of an interface of this machine, got {host}")
+
+
+def _interface_of_ipv6(host: str) -> str:
+    packed = socket.inet_pton(socket.AF_INET6, host).hex()
+    # A line for each address: proc_net_if_inet6(5).
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        address, *_, name = line.split()
+        if address == packed:
+            return name
     raise ConfigError(f"host: must be an address of an interface of this machine, got {host}")

@@ -3,6 +3,7 @@
 import gc
 from typing import TYPE_CHECKING
 
+from quire.contract.addresses import join_address
 from quire.contract.errors import QuireError
 from quire.observe.log import get_logger
 from quire.rpc import Server, announce, fail, report, until_stopped
@@ -77,7 +78,7 @@ class WorkerServer:
                 Announcer(
                     announcement.scheduler,
                     announcement.rank,
-                    f"{announcement.host}:{port}",
+                    join_address(announcement.host, port),
                     self._config.tls,
                 )
             )
