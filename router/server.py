@@ -154,7 +154,7 @@ class Router:
         """
         address = await self._server.start(self._config.host, self._config.port)
         if self._http is not None:
-            self.http_address = await self._http.start()
+            self.http_address = await self._http.start(address)
         self._cells.start()
         self._tasks.append(asyncio.create_task(self._follow_health()))
         if self._api_keys is not None:

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from quire.contract.errors import OverloadedError
 from router.http.errors import HttpError, headers_of, openai_error, status_of
+from router.http.goaway import PREFACE
 from router.http.tls import roles_of
 
 MAX_HEAD_BYTES = 16_384
@@ -55,6 +56,7 @@ class Connection(H11Protocol):
         server_state: where all connections and their requests are kept.
         app_state: of the scopes of its requests.
         write_timeout_s: how long a client may read next to nothing of an answer.
+        http2_answer: bytes for who speaks HTTP/2.
 
     Attributes:
         roles: that the certificate of its client gives; None where none is asked for.
@@ -66,6 +68,7 @@ class Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         write_timeout_s: float,
+        http2_answer: bytes = b"",
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
@@ -75,6 +78,8 @@ class Connection(H11Protocol):
         self._write_timeout_s = write_timeout_s
         self._write_timer: asyncio.TimerHandle | None = None
         self._num_unread = 0
+        self._http2_answer = http2_answer
+        self._first = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, unless there are too many."""
@@ -94,6 +99,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; a head that is begun must come to its end in time."""
+        if len(self._first) < len(PREFACE):
+            self._first += data[: len(PREFACE) - len(self._first)]
         start = 0
         while start < len(data):
             if self.transport.is_closing():
@@ -132,7 +139,11 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, in the shape of every other error."""
+        """Answer what is no request, in the shape of every other error, or as HTTP/2 has it."""
+        if self._first == PREFACE and self._http2_answer:
+            self.transport.write(self._http2_answer)
+            self.transport.close()
+            return
         self._refuse(
             HttpError(
                 HTTPStatus.BAD_REQUEST,

@@ -62,6 +62,6 @@ class HttpFront:
         """Connections that are open."""
         return self.server.num_connections
 
-    async def start(self) -> str:
-        """Listen, and return the address bound; raises as `HttpServer.start`."""
-        return await self.server.start(self._host, self._port)
+    async def start(self, grpc_address: str) -> str:
+        """Listen, and return the address bound; arguments and errors as of `HttpServer.start`."""
+        return await self.server.start(self._host, self._port, grpc_address)

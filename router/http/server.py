@@ -13,6 +13,7 @@ from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 from quire.security.tls import TlsFiles
 from router.http.connection import MAX_HEAD_BYTES, Connection
+from router.http.goaway import goaway
 from router.http.tls import server_context
 
 # Longer than load balancers keep theirs, so that it is they who close a connection.
@@ -78,20 +79,25 @@ class HttpServer:
         """Requests that have no complete answer."""
         return len(self._state.tasks)
 
-    async def start(self, host: str, port: int) -> str:
+    async def start(self, host: str, port: int, grpc_address: str = "") -> str:
         """Listen, and return the address bound, "host:port".
 
         Args:
             host: address to bind, and no other.
             port: 0 takes a free one.
+            grpc_address: where a client of gRPC that comes here is sent to.
 
         Raises:
             UnavailableError: the address cannot be bound.
         """
         loop, tls = asyncio.get_running_loop(), self._tls
+        elsewhere = f"this port is for HTTP/1.1; gRPC is at {grpc_address}"
+        http2_answer = goaway(elsewhere) if grpc_address else b""
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._config, self._state, {}, self._write_timeout_s),
+                lambda: Connection(
+                    self._config, self._state, {}, self._write_timeout_s, http2_answer
+                ),
                 bare_host(host),
                 port,
                 ssl=server_context(tls, self._client_certificates) if tls else None,

@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
