@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from quire.contract.errors import OverloadedError
 from router.http.errors import HttpError, headers_of, openai_error, status_of
-from router.http.goaway import PREFACE
+from router.http.grpc_caller import PREFACE, GrpcCaller
 from router.http.tls import roles_of
 
 MAX_HEAD_BYTES = 16_384
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
         server_state: where all connections and their requests are kept.
         app_state: of the scopes of its requests.
         write_timeout_s: how long a client may read next to nothing of an answer.
-        http2_answer: bytes for who speaks HTTP/2.
+        grpc_text: for a client of gRPC that comes here; empty takes it for any other.
 
     Attributes:
         roles: that the certificate of its client gives; None where none is asked for.
@@ -68,7 +68,7 @@ class Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         write_timeout_s: float,
-        http2_answer: bytes = b"",
+        grpc_text: str = "",
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
@@ -78,7 +78,8 @@ class Connection(H11Protocol):
         self._write_timeout_s = write_timeout_s
         self._write_timer: asyncio.TimerHandle | None = None
         self._num_unread = 0
-        self._http2_answer = http2_answer
+        self._grpc_text = grpc_text
+        self._grpc_caller: GrpcCaller | None = None
         self._first = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -99,8 +100,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; a head that is begun must come to its end in time."""
-        if len(self._first) < len(PREFACE):
-            self._first += data[: len(PREFACE) - len(self._first)]
+        if self._speaks_grpc(data):
+            return
         start = 0
         while start < len(data):
             if self.transport.is_closing():
@@ -109,6 +110,22 @@ class Connection(H11Protocol):
             super().data_received(data[start:end])
             start = end
         self._watch_input()
+
+    def _speaks_grpc(self, data: bytes) -> bool:
+        """Return whether what came is of a client of gRPC, and answer it."""
+        if self._grpc_caller is None:
+            if not self._grpc_text or len(self._first) == len(PREFACE):
+                return False
+            data = self._first + data
+            self._first = data[: len(PREFACE)]
+            if self._first != PREFACE:
+                return False
+            self._grpc_caller = GrpcCaller(self._grpc_text)
+        answer, is_last = self._grpc_caller.answer(data)
+        self.transport.write(answer)
+        if is_last:
+            self.transport.close()
+        return True
 
     def _num_to_parse(self) -> int:
         """Return how many bytes to parse next: of a head, no more than show that it is too long."""

@@ -13,7 +13,6 @@ from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 from quire.security.tls import TlsFiles
 from router.http.connection import MAX_HEAD_BYTES, Connection
-from router.http.goaway import goaway
 from router.http.tls import server_context
 
 # Longer than load balancers keep theirs, so that it is they who close a connection.
@@ -91,12 +90,11 @@ class HttpServer:
             UnavailableError: the address cannot be bound.
         """
         loop, tls = asyncio.get_running_loop(), self._tls
-        elsewhere = f"this port is for HTTP/1.1; gRPC is at {grpc_address}"
-        http2_answer = goaway(elsewhere) if grpc_address else b""
+        elsewhere = f"this port is for HTTP/1.1, gRPC is at {grpc_address}" if grpc_address else ""
         try:
             self._server = await loop.create_server(
                 lambda: Connection(
-                    self._config, self._state, {}, self._write_timeout_s, http2_answer
+                    self._config, self._state, {}, self._write_timeout_s, elsewhere
                 ),
                 bare_host(host),
                 port,
