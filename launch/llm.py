@@ -15,7 +15,7 @@ from launch.extras import require
 from launch.keywords import documents_keywords
 from launch.llm_requests import Conversation, rendered, run
 from launch.model_names import find_model
-from launch.vllm_keywords import translate
+from launch.vllm.keywords import translate
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError

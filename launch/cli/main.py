@@ -22,6 +22,7 @@ from launch.cli import (
     simulate,
     torture,
 )
+from launch.cli.vllm_command import VllmCommand
 from quire.version import __version__
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ app = typer.Typer(
         "auto_envvar_prefix": "QUIRE",
     },
 )
-app.command("serve")(serve.serve)
+app.command("serve", cls=VllmCommand)(serve.serve)
 app.command("run")(run.run)
 app.command("generate")(generate.generate)
 app.command("embed")(embed.embed)
