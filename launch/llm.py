@@ -1,5 +1,6 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
+import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
 from launch.llm_requests import Conversation, rendered, run
-from launch.model_names import find_model
+from launch.model_source import ModelSource
 from launch.vllm.keywords import translate
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
@@ -27,6 +28,7 @@ from quire.contract.request_outputs import (
     RequestOutput,
 )
 from quire.contract.sampling_params import MAX_SEED, BeamSearchParams, SamplingParams
+from quire.gguf_file import is_model
 from quire.sdk.calls import EmbedOptions, Messages, TemplateOptions
 from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
@@ -65,6 +67,9 @@ class LLM:
         tls_dir: str | Path | None = None,
         revision: str | None = None,
         download_dir: str | Path | None = None,
+        tokenizer: str | Path | None = None,
+        tokenizer_revision: str | None = None,
+        hf_overrides: Mapping[str, Any] | None = None,
         seed: int | None = None,
         **options: Unpack[EngineKeywords],
     ) -> None:
@@ -81,6 +86,10 @@ class LLM:
                 from there.
             revision: branch, tag or commit of a name.
             download_dir: Hugging Face's cache; None takes that of HF_HUB_CACHE or HF_HOME.
+            tokenizer: directory or name of a model whose tokenizer and chat template take the place
+                of this model's.
+            tokenizer_revision: branch, tag or commit of such a name.
+            hf_overrides: values that take the place of those in config.json.
             seed: of prompts whose parameters have none: the first has this one, the next one more,
                 and so on. None has each drawn.
             **options: of the engine, as of `quire serve`: see EngineKeywords.
@@ -92,7 +101,7 @@ class LLM:
                 says why.
             UnavailableError: a service died without a word.
         """
-        options = cast("EngineKeywords", translate(cast("dict[str, Any]", options), model))
+        options = cast("EngineKeywords", translate(options)[0])
         if unknown := options.keys() - EngineKeywords.__annotations__.keys():
             raise TypeError(f"LLM: {min(unknown)} is no keyword")
         self._model = Path(model) if model is not None else None
@@ -101,16 +110,24 @@ class LLM:
         self._cluster: ClusterThread | None = None
         if target is None:
             require("LLM", "router", "worker", bring="all")
-            self._model = (
-                embedded_model() if model is None else find_model(model, revision, download_dir)
+            if hf_overrides is not None and not isinstance(hf_overrides, Mapping):
+                raise ConfigError(f"hf_overrides: must be a mapping, got {hf_overrides!r}")
+            source = ModelSource(
+                revision=revision,
+                download_dir=None if download_dir is None else Path(download_dir),
+                tokenizer=None if tokenizer is None else str(tokenizer),
+                tokenizer_revision=tokenizer_revision,
+                hf_overrides=json.dumps(dict(hf_overrides)) if hf_overrides else "",
             )
-            if model is not None and self._model != Path(model):
+            self._model = embedded_model() if model is None else source.path_of(model)
+            if model is not None and not is_model(Path(model)):
                 # A directory of the cache has the name of a commit.
                 options.setdefault("served_model_name", str(model))
             self._cluster = _start_cluster(
                 ClusterConfig(
                     model=self._model,
-                    port=None, grpc_port=0,
+                    port=None,
+                    grpc_port=0,
                     tls_dir=None if tls_dir is None else str(tls_dir),
                     **options,
                 )

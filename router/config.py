@@ -11,7 +11,7 @@ from quire.contract.options import Bounds, option
 from quire.contract.service_options import PORTS, ServiceOptions, port_option
 from quire.gguf_file import is_model
 from router.cells.choice import RoutingPolicy
-from router.chat.parsers.formats import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS, choose_format
+from router.front_options import FrontOptions
 
 if TYPE_CHECKING:
     from quire.rpc import TlsFiles
@@ -20,7 +20,7 @@ DEFAULT_SCHEDULER = "127.0.0.1:50052"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(ServiceOptions):
+class RouterConfig(FrontOptions, ServiceOptions):
     """What `quire router` was asked for.
 
     Attributes:
@@ -52,42 +52,11 @@ class RouterConfig(ServiceOptions):
         choices=RoutingPolicy,
     )
     port: int = port_option(50051)
-    chat_template: Path | None = option(
-        None,
-        "A Jinja file that takes the place of the model's chat template.",
-        metavar="FILE",
-        shown_default="the model's",
-    )
-    tool_call_parser: str = option(
-        AUTO,
-        "How the model writes calls of tools: 'auto' tells by its chat template, 'none' leaves "
-        f"them in the text; {', '.join(TOOL_CALL_PARSERS)}.",
-        metavar="NAME",
-    )
-    reasoning_parser: str = option(
-        AUTO,
-        "How the model writes what it thinks: 'auto' tells by its chat template, 'none' leaves it "
-        f"in the text; {', '.join(REASONING_PARSERS)}.",
-        metavar="NAME",
-    )
     http_port: int | None = option(
         None,
         "Port for OpenAI's API over HTTP; 0 takes a free one.",
         bounds=PORTS,
         shown_default="none",
-    )
-    http_cors_origin: tuple[str, ...] = option(
-        (),
-        "An origin whose pages browsers may let read answers over HTTP; '*' for all. Repeat.",
-        metavar="ORIGIN",
-        shown_default="none: no CORS",
-    )
-    http_keep_alive_s: float = option(
-        10.0,
-        "How long a stream of events may be silent before a comment is sent.",
-        unit="seconds",
-        bounds=Bounds(0.01, 3600),
-        internal=True,
     )
     http_body_timeout_s: float = option(
         30.0,
@@ -95,25 +64,6 @@ class RouterConfig(ServiceOptions):
         unit="seconds",
         bounds=Bounds(0.01, 3600),
         internal=True,
-    )
-    api_keys: Path | None = option(
-        None,
-        "Take calls only with a key of this file, which `quire keys` makes.",
-        envvar="QUIRE_API_KEYS",
-        metavar="FILE",
-        shown_default="calls need no key",
-    )
-    connect_timeout_s: float = option(
-        300.0,
-        "How long a new request waits for a cell of its model.",
-        unit="seconds",
-        bounds=Bounds(0, 86_400),
-    )
-    recovery_timeout_s: float = option(
-        1200.0,
-        "How long a request that has begun waits for a cell that may continue it.",
-        unit="seconds",
-        bounds=Bounds(0, 86_400),
     )
     drain_delay_s: float = option(
         0.0,
@@ -127,20 +77,6 @@ class RouterConfig(ServiceOptions):
     )
     client_certificates: bool = option(
         True, "Whether clients must show a certificate; without, give them API keys."
-    )
-    stalled_reader_timeout_s: float = option(
-        60.0,
-        "How long a client may leave its stream unread before the stream is ended. Its request is "
-        "paused long before.",
-        unit="seconds",
-        bounds=Bounds(0.1, 86_400),
-    )
-    grace_time_s: float = option(
-        10.0,
-        "How long a request whose stream broke runs on for its client to come back, if the client "
-        "asked for that; 0 ends it at once.",
-        unit="seconds",
-        bounds=Bounds(0, 3600),
     )
     max_prompt_bytes: int = option(
         2**20,
@@ -165,7 +101,6 @@ class RouterConfig(ServiceOptions):
             raise ConfigError(
                 f"model: must be a directory or a .gguf file that exists, got {self.model}"
             )
-        choose_format(self.tool_call_parser, self.reasoning_parser, ())
         check_addresses("schedulers", self.schedulers)
         check_addresses("scheduler_dns", self.scheduler_dns)
         if self.tls_dir is None and not self.client_certificates:

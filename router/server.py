@@ -89,7 +89,8 @@ class Router:
             config.stalled_reader_timeout_s,
             output_format,
         )
-        self._api_keys = ApiKeys(config.api_keys) if config.api_keys is not None else None
+        needs_keys = config.api_keys is not None or config.api_key
+        self._api_keys = ApiKeys(config.api_keys, config.api_key) if needs_keys else None
         self._access = ApiKeyInterceptor(self._api_keys) if self._api_keys else None
         self._server = Server(
             [SERVICE_NAME, *facades.SERVICE_NAMES],
@@ -103,7 +104,7 @@ class Router:
             self._server.grpc_server,
         )
         self._http: HttpFront | None = None
-        if config.http_port is not None:
+        if config.http_port is not None or config.uds:
             # Not at the top: routers without it would be slower to start.
             from router.http import front
 

@@ -1,5 +1,6 @@
 """What a scheduler serves once its workers are formed: the model, its requests, its blocks."""
 
+import random
 import sys
 import time
 from collections.abc import Collection, Iterable
@@ -100,6 +101,7 @@ class Cell:
         self._max_num_seqs = config.max_num_seqs
         self._max_waiting = config.max_waiting
         self._max_waiting_tokens = config.max_waiting_tokens
+        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self._traces = Traces()
         self._routes = Routes()
         # What the last step brought and no session has been sent yet.
@@ -111,7 +113,7 @@ class Cell:
     def submit(self, session: RouterSession, submission: Submission) -> None:
         """Queue a request, or refuse it, and send the session the event of it."""
         params = submission.sampling_params
-        seed, now = draw_seed(params), time.monotonic()
+        seed, now = draw_seed(params, self._seeds), time.monotonic()
         wait_ms = submission.deadline_ms
         try:
             self._check(session, submission)

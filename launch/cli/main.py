@@ -22,11 +22,13 @@ from launch.cli import (
     simulate,
     torture,
 )
+from launch.cli.usage_errors import QuireGroup
 from launch.cli.vllm_command import VllmCommand
 from quire.version import __version__
 
 app = typer.Typer(
     name="quire",
+    cls=QuireGroup,
     help="An LLM serving cluster: router, scheduler and paged-attention workers over gRPC.",
     no_args_is_help=True,
     add_completion=False,

@@ -60,22 +60,23 @@ RouterName = Annotated[
 
 
 def takes_options(
-    group: type, *, only: Collection[str] = ()
+    *groups: type, only: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator by which a command takes the options of a dataclass.
+    """Return a decorator by which a command takes the options of dataclasses.
 
     The decorated function gets their values by name as its first argument, `options`.
 
     Args:
-        group: the dataclass.
+        groups: the dataclasses.
         only: names of the options to take; empty takes all but internal ones.
     """
     known = {
-        name: each
+        name: (group, each)
+        for group in groups
         for name, each in options_of(group).items()
         if (name in only if only else not each.internal)
     }
-    made = [_parameter(group, name, each) for name, each in known.items()]
+    made = [_parameter(group, name, each) for name, (group, each) in known.items()]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         first, *own = inspect.signature(function).parameters.values()
@@ -83,7 +84,9 @@ def takes_options(
 
         @functools.wraps(function)
         def command(**values: Any) -> None:
-            options = {name: _plain(values.pop(name), name, group) for name in known}
+            options = {
+                name: _plain(values.pop(name), name, group) for name, (group, _) in known.items()
+            }
             function(options, **values)
 
         # Arguments, such as a model directory, come before options in the help.

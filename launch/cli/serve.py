@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from launch.cli.options import ModelArgument, Values, model_path, resolve_draft_model, takes_options
-from launch.cluster.config import ClusterConfig, LauncherName
-from launch.model_names import find_model
+from launch.cli.options import ModelArgument, Values, resolve_draft_model, takes_options
+from launch.cluster.config import ClusterConfig, LauncherName, embedded_model
+from launch.model_source import ModelSource
+from quire.contract.options import options_of
+from quire.gguf_file import is_model
 
 if TYPE_CHECKING:
     from launch.cluster.supervisor import Cluster
 
 
-@takes_options(ClusterConfig)
+@takes_options(ModelSource, ClusterConfig)
 def serve(options: Values, model: ModelArgument = None) -> None:
     """Serve a model: start workers, scheduler and router, keep them up, stop them on Ctrl-C.
 
@@ -33,12 +35,13 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         workers = ["worker"] if options["launcher"] == LauncherName.LOCAL else []
         require("quire serve", "router", *workers)
         resolve_draft_model(options)
-        found = find_model(model) if model else None
-        if found is not None and found != Path(str(model)):
+        source = ModelSource(**{name: options.pop(name) for name in options_of(ModelSource)})
+        if model and not is_model(Path(model)):
             # Its directory in the cache has the name of a commit.
             options["served_model_name"] = options["served_model_name"] or model
-            model = str(found)
-        config = ClusterConfig(model=model_path(model), **options)
+        config = ClusterConfig(
+            model=source.path_of(model).resolve() if model else embedded_model(), **options
+        )
         asyncio.run(_serve(config))
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)

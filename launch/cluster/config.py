@@ -14,6 +14,7 @@ from quire.contract.service_options import PORTS, ServiceOptions, port_option
 from quire.gguf_file import is_model
 from quire.tokenizer_files import require_tokenizer
 from router.config import RouterConfig
+from router.front_options import FrontOptions
 
 def embedded_model() -> Path:
     """Return the directory of the demo model that ships with Quire."""
@@ -29,7 +30,7 @@ class LauncherName(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
+class ClusterConfig(EngineOptions, DeviceOptions, FrontOptions, ServiceOptions):
     """What `quire serve` was asked for. All services listen on `host`.
 
     Attributes:
@@ -47,7 +48,6 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
         bounds=PORTS,
     )
     grpc_port: int = port_option(50051, "Port for Quire's own API over gRPC; 0 takes a free one.")
-    http_cors_origin: tuple[str, ...] = same_option(RouterConfig, "http_cors_origin")
     control_port: int = port_option(
         0, "Port of this machine for `quire resize`; 0 takes a free one."
     )
@@ -57,14 +57,12 @@ class ClusterConfig(EngineOptions, DeviceOptions, ServiceOptions):
         bounds=Bounds(1, MAX_RANKS),
         flags=("--tensor-parallel-size", "-tp"),
     )
-    chat_template: Path | None = same_option(RouterConfig, "chat_template")
-    tool_call_parser: str = same_option(RouterConfig, "tool_call_parser")
-    reasoning_parser: str = same_option(RouterConfig, "reasoning_parser")
-    api_keys: Path | None = same_option(RouterConfig, "api_keys")
-    connect_timeout_s: float = same_option(RouterConfig, "connect_timeout_s")
-    recovery_timeout_s: float = same_option(RouterConfig, "recovery_timeout_s")
-    grace_time_s: float = same_option(RouterConfig, "grace_time_s")
-    stalled_reader_timeout_s: float = same_option(RouterConfig, "stalled_reader_timeout_s")
+    drain_timeout_s: float = same_option(
+        RouterConfig,
+        "drain_timeout_s",
+        default=1.0,
+        help="How long what runs may take to end when the cluster is stopped.",
+    )
     hang_timeout_s: float = option(
         20.0,
         "How long a service that is up may leave health checks unanswered before it is killed and "

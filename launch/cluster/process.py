@@ -153,7 +153,7 @@ class ServiceProcess:
         if self.admin_address:
             # Scrapers know the port that the first start took.
             options["admin_port"] = int(self.admin_address.rpartition(":")[2])
-        if self.http_address:
+        if self.http_address and not self.http_address.startswith("unix:"):
             options["http_port"] = int(self.http_address.rpartition(":")[2])
         if self._spare is not None and self._spare[0].returncode is not None:
             await self._drop_spare()

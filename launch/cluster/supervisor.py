@@ -20,6 +20,7 @@ from quire.contract.options import values_of
 from quire.contract.outputs import ModelIds
 from quire.contract.resizing import ResizeProgress
 from quire.rpc import Role, open_tls, until_serving
+from router.front_options import FrontOptions
 
 __all__ = ["Cluster", "ClusterConfig", "LauncherName", "embedded_model"]
 
@@ -130,18 +131,9 @@ class Cluster:
                 **config.service_values(0),
                 "model": config.model,
                 "schedulers": [await listening],
-                "chat_template": config.chat_template,
-                "tool_call_parser": config.tool_call_parser,
-                "reasoning_parser": config.reasoning_parser,
+                **values_of(config, FrontOptions),
                 "http_port": config.port,
-                "http_cors_origin": config.http_cors_origin,
-                "api_keys": config.api_keys,
-                "connect_timeout_s": config.connect_timeout_s,
-                "recovery_timeout_s": config.recovery_timeout_s,
-                "grace_time_s": config.grace_time_s,
-                "stalled_reader_timeout_s": config.stalled_reader_timeout_s,
-                # Whoever stops the whole cluster does not wait for what it is doing.
-                "drain_timeout_s": 1.0,
+                "drain_timeout_s": config.drain_timeout_s,
             }
             router = ServiceProcess("router", "router", values, self.tls)
             self.services.append(router)

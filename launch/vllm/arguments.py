@@ -80,6 +80,8 @@ def _spelled(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
             for key in reversed(match[2].split(".")):
                 keys = {key: keys}
             objects[option] = _merged(objects.get(option, {}), keys)
+        elif name in SHORT and name.startswith("--"):
+            words.append(f"--{SHORT[name]}{equals}{value}")
         elif word.startswith("--"):
             words.append(f"{name.replace('_', '-')}{equals}{value}")
         else:

@@ -13,6 +13,11 @@ Keywords = dict[str, Any]
 _Translation = Callable[[str, Any], Keywords]
 
 _DTYPES = {"half": "float16", "float": "float32"}
+_DRAFTS = {
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
 _STORED = ("awq", "gptq", "compressed-tensors", "awq_marlin", "gptq_marlin", "fp8")
 
 
@@ -27,7 +32,7 @@ def translate(given: Mapping[str, Any]) -> tuple[Keywords, list[str]]:
     """
     found: Keywords = {}
     idle = []
-    for name, value in given.items():
+    for name, value in _with_speculation(given).items():
         option = name.replace("_", "-")
         if option in _TRANSLATIONS:
             found.update(_TRANSLATIONS[option](name, value))
@@ -44,6 +49,21 @@ def translate(given: Mapping[str, Any]) -> tuple[Keywords, list[str]]:
         else:
             found[name] = value
     return found, idle
+
+
+def _with_speculation(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options whose speculative config has the keys that were given one by one."""
+    apart = {name: value for name, value in given.items() if name.replace("_", "-") in _DRAFTS}
+    if not apart:
+        return given
+    left = {name: value for name, value in given.items() if name not in apart}
+    for name in ("speculative-config", "speculative_config"):
+        config = from_json(name, left.pop(name, None) or {})
+        if not isinstance(config, dict):
+            raise ConfigError(f"{name}: must be an object, got {config}")
+        apart = {**config, **apart}
+    keys = {_DRAFTS.get(name.replace("_", "-"), name): value for name, value in apart.items()}
+    return {**left, "speculative_config": keys}
 
 
 def _check_one_way(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -97,7 +117,7 @@ def _served_model_name(name: str, value: Any) -> Keywords:
     if value is None or isinstance(value, str):
         return {name: value or ""}
     first, *others = value
-    return {name: first, "model_alias": tuple(others)} if others else {name: first}
+    return {name: first, "served_model_alias": tuple(others)} if others else {name: first}
 
 
 def _enable_prefix_caching(name: str, value: Any) -> Keywords:
@@ -182,14 +202,16 @@ _TRANSLATIONS: Mapping[str, _Translation] = MappingProxyType(
         "max-model-len": _max_model_len,
         "max-num-active-seqs": _counted("max_num_seqs"),
         "max-num-batched-tokens": _counted("max_num_batched_tokens"),
+        "max-num-queued-reqs": _counted("max_waiting"),
         "max-num-queued-tokens": _counted("max_waiting_tokens"),
         "max-num-scheduled-tokens": _counted("max_num_batched_tokens"),
         "otlp-traces-endpoint": _renamed("otlp_endpoint"),
         "quantization": _quantization,
         "served-model-name": _served_model_name,
+        "shutdown-timeout": _renamed("drain_timeout_s"),
         "speculative-config": _speculative_config,
         "structured-outputs-config": _structured_outputs_config,
     }
 )
-TRANSLATED = tuple(_TRANSLATIONS)
+TRANSLATED = (*_TRANSLATIONS, *_DRAFTS)
 """Options with another name or other values here."""

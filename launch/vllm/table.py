@@ -139,7 +139,7 @@ NO_EFFECT = _names(
     # The server.
     "api-server-count cohere-format cohere-is-reasoning-model enable-flash-late-interaction",
     "fingerprint-mode fingerprint-value h11-max-header-count h11-max-incomplete-event-size",
-    "renderer-num-workers",
+    "renderer-num-workers ssl-ciphers",
 )
 """Options that change no answer here."""
 
@@ -209,6 +209,10 @@ ABSENT = MappingProxyType(
             "reasoning-parser-plugin scheduler-cls tool-parser-plugin worker-cls "
             "worker-extension-cls",
             "tools are called by whoever asked": "tool-server",
+            "--chat-template is the only one": "trust-request-chat-template",
+            "CUDA_VISIBLE_DEVICES says which GPUs there are": "device-ids",
+            "--hf-overrides changes what config.json says": "hf-config-path",
+            "metrics and traces say where time goes": "enable-per-request-metrics",
             "prompts are text or token ids": "enable-prompt-embeds skip-tokenizer-init",
             "log-probabilities say what was likely": (
                 "enable-return-routed-experts return-sampling-mask aux-output-config"

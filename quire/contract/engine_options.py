@@ -148,6 +148,16 @@ class EngineOptions(LoadOptions, CacheOptions):
     served_model_name: str = option(
         "", "Name that requests use.", shown_default="name of the directory"
     )
+    served_model_alias: tuple[str, ...] = option(
+        (), "Another name that requests may use; repeat.", metavar="NAME", shown_default="none"
+    )
+    seed: int | None = option(
+        None,
+        "Draw the seeds of requests that bring none from this one: the same requests, in the same "
+        "order, have the same answers.",
+        bounds=Bounds(0, 2**53 - 1),
+        shown_default="drawn",
+    )
     max_waiting: int = option(
         4096,
         "Most requests waiting; more are refused until some have run.",
@@ -255,6 +265,7 @@ class EngineKeywords(TypedDict, total=False):
     kv_cache_gib: float | None
     swap_space: float | None
     served_model_name: str
+    served_model_alias: tuple[str, ...]
     max_waiting: int
     max_waiting_tokens: int
     max_steps_in_flight: int

@@ -61,6 +61,7 @@ class ModelInfo:
             matryoshka_dimensions say, or any number if there are none.
         matryoshka_dimensions: see there.
         vectors_only: whether it has no language-model head: it generates no text.
+        aliases: other names that requests may use.
     """
 
     name: str
@@ -77,6 +78,7 @@ class ModelInfo:
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     vectors_only: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def ids(self) -> ModelIds:

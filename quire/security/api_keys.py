@@ -3,14 +3,14 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from quire.contract.callers import MAX_KEY_LENGTH, Caller
 from quire.contract.errors import ConfigError
 from quire.observe.log import get_logger
-from quire.security.api_key_file import digest, parse_keys, read_content
+from quire.security.api_key_file import ApiKey, digest, parse_keys, read_content
 
 PREFIX = "quire-"
 RELOAD_INTERVAL_S = 0.5
@@ -29,13 +29,19 @@ def utc_now() -> datetime:
 
 
 class ApiKeys:
-    """The keys of a file, read again when it changes."""
+    """The keys of a file, read again when it changes, and others that stay."""
 
-    def __init__(self, path: Path, clock: Callable[[], datetime] = utc_now):
+    def __init__(
+        self,
+        path: Path | None,
+        given: Sequence[str] = (),
+        clock: Callable[[], datetime] = utc_now,
+    ):
         """Read the file.
 
         Args:
-            path: see `quire.security.api_key_file`.
+            path: see `quire.security.api_key_file`; None for no file.
+            given: keys themselves, whose callers are api-key, api-key-2 and so on.
             clock: returns the time, with its zone.
 
         Raises:
@@ -43,10 +49,14 @@ class ApiKeys:
         """
         self._path = path
         self._clock = clock
-        self._content = read_content(path)
-        self._keys = parse_keys(self._content, path)
+        self._given = tuple(
+            ApiKey(f"api-key-{number}" if number > 1 else "api-key", digest(key), clock())
+            for number, key in enumerate(dict.fromkeys(given), 1)
+        )
+        self._content = b"" if path is None else read_content(path)
+        self._keys = () if path is None else parse_keys(self._content, path)
         self._last_error = ""
-        if not self._keys:
+        if not (self._keys or given):
             log.warning("no_api_keys", path=str(path), consequence="every call is refused")
 
     def find(self, key: str) -> Caller | None:
@@ -60,13 +70,15 @@ class ApiKeys:
         presented = digest(key)
         now = self._clock()
         found = None
-        for entry in self._keys:
+        for entry in (*self._keys, *self._given):
             if hmac.compare_digest(entry.sha256, presented) and not entry.is_expired(now):
                 found = entry.caller
         return found
 
     def reload(self) -> None:
         """Read the file again; if that fails, log it once and keep the keys that there are."""
+        if self._path is None:
+            return
         try:
             content = read_content(self._path)
             keys = self._keys if content == self._content else parse_keys(content, self._path)

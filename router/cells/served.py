@@ -75,6 +75,8 @@ def find_served(
     names = dict.fromkeys(model.name for model in models)
     if not name and len(names) == 1:
         (name,) = names
+    elif name not in names:
+        name = next((model.name for model in models if name in model.aliases), name)
 
     def fits(model: ModelInfo) -> bool:
         return model.name == name and numerics_id in (None, model.numerics_id)

@@ -10,7 +10,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, get_route_path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http import info, tokens
 from router.http.access import HttpAccess
@@ -39,8 +40,9 @@ def make_app(
     keep_alive_s: float,
     hold_s: float,
     cors_origins: Sequence[str] = (),
+    root_path: str = "",
     num_answers: Counter[tuple[str, int]] | None = None,
-) -> Starlette:
+) -> ASGIApp:
     """Return the application.
 
     Args:
@@ -51,6 +53,7 @@ def make_app(
         keep_alive_s: how long a stream of events may be silent.
         hold_s: how long a response whose stream broke can be asked for.
         cors_origins: whose pages browsers let read answers; "*" for all.
+        root_path: under which paths are taken, too.
         num_answers: to count in, by route and status.
     """
     counts = Counter() if num_answers is None else num_answers
@@ -91,7 +94,7 @@ def make_app(
         assert isinstance(error, HTTPException), "registered for it"
         status = HTTPStatus(error.status_code)
         counts["other", int(status)] += 1
-        shape = ANTHROPIC if f"{request.url.path}/".startswith(f"{MESSAGES}/") else OPENAI
+        shape = ANTHROPIC if f"{get_route_path(request.scope)}/".startswith(f"{MESSAGES}/") else OPENAI
         body = shape.error_body(HttpError(status, status.description or status.phrase), "")
         return JSONResponse(body, status, error.headers)
 
@@ -102,7 +105,15 @@ def make_app(
     )
     # To whatever host the request names, and without a key.
     app.router.redirect_slashes = False
-    return app
+    return _under(root_path, app) if root_path else app
+
+
+def _under(root_path: str, app: ASGIApp) -> ASGIApp:
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        # Routes leave it out of a path that begins with it.
+        await app({**scope, "root_path": root_path}, receive, send)
+
+    return run
 
 
 def _cors(origins: Sequence[str]) -> Middleware:

@@ -56,6 +56,7 @@ class Connection(H11Protocol):
         server_state: where all connections and their requests are kept.
         app_state: of the scopes of its requests.
         write_timeout_s: how long a client may read next to nothing of an answer.
+        has_roles: whether its client must show a certificate that gives it roles.
         grpc_text: for a client of gRPC that comes here; empty takes it for any other.
 
     Attributes:
@@ -68,12 +69,15 @@ class Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         write_timeout_s: float,
+        *,
+        has_roles: bool = False,
         grpc_text: str = "",
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
         self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
         self.roles: frozenset[str] | None = None
+        self._has_roles = has_roles
         self._input_timer: asyncio.TimerHandle | None = None
         self._write_timeout_s = write_timeout_s
         self._write_timer: asyncio.TimerHandle | None = None
@@ -86,13 +90,13 @@ class Connection(H11Protocol):
         """Take a connection, unless there are too many."""
         super().connection_made(transport)
         peer: socket.socket = transport.get_extra_info("socket")
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE:
-            if hasattr(socket, name):
-                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        connection: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        if connection is not None and connection.context.verify_mode is ssl.CERT_REQUIRED:
-            self.roles = roles_of(connection)
+        if peer.family != socket.AF_UNIX:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE:
+                if hasattr(socket, name):
+                    peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if self._has_roles:
+            self.roles = roles_of(transport.get_extra_info("ssl_object"))
         if len(self.connections) > MAX_CONNECTIONS:
             self._refuse(OverloadedError("too many connections are open", RETRY_AFTER_MS))
         else:

@@ -1,5 +1,6 @@
 """The HTTP front of a router, put together from its settings."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from router.http.access import HttpAccess
 from router.http.app import make_app
 from router.http.bodies import Bodies
 from router.http.server import HttpServer
+from router.http.tls import file_context, server_context
 from router.requests.inference import Inference
 
 
@@ -34,8 +36,7 @@ class HttpFront:
         keys: ApiKeys | None,
         why_not_serving: Callable[[], str],
     ) -> None:
-        assert config.http_port is not None, "asked for"
-        self._host, self._port = config.host, config.http_port
+        self._config = config
         self.num_answers: Counter[tuple[str, int]] = Counter()
         self.access = HttpAccess(keys)
         app = make_app(
@@ -43,14 +44,21 @@ class HttpFront:
             self.access,
             Bodies(config.max_request_bytes, config.http_body_timeout_s),
             why_not_serving=why_not_serving,
-            keep_alive_s=config.http_keep_alive_s,
+            keep_alive_s=config.sse_keep_alive_interval or math.inf,
             hold_s=config.grace_time_s,
             cors_origins=config.http_cors_origin,
+            root_path=config.root_path.rstrip("/"),
             num_answers=self.num_answers,
         )
         # What watches the events of a request comes first, and says why it ends.
         write_timeout_s = 2 * config.stalled_reader_timeout_s
-        self.server = HttpServer(app, config.tls, config.client_certificates, write_timeout_s)
+        has_roles, tls = False, None
+        if config.ssl_certfile is not None:
+            tls = file_context(config)
+        elif config.tls is not None:
+            has_roles = config.client_certificates
+            tls = server_context(config.tls, has_roles)
+        self.server = HttpServer(app, tls, has_roles, write_timeout_s)
 
     @property
     def num_requests(self) -> int:
@@ -64,4 +72,8 @@ class HttpFront:
 
     async def start(self, grpc_address: str) -> str:
         """Listen, and return the address bound; arguments and errors as of `HttpServer.start`."""
-        return await self.server.start(self._host, self._port, grpc_address)
+        config = self._config
+        if config.uds:
+            return await self.server.start_unix(config.uds, grpc_address)
+        assert config.http_port is not None, "asked for"
+        return await self.server.start(config.host, config.http_port, grpc_address)

@@ -42,15 +42,18 @@ class Models:
         """Return what describes each model, by its name."""
         # Of cells with different arithmetic, a request may take any: one entry for a name.
         lengths: dict[str, int] = {}
+        roots: dict[str, str] = {}
         for model in self._inference.models():
-            lengths[model.name] = max(model.max_model_len, lengths.get(model.name, 0))
+            for name in (model.name, *model.aliases):
+                lengths[name] = max(model.max_model_len, lengths.get(name, 0))
+                roots.setdefault(name, model.name)
         return {
             name: {
                 "id": name,
                 "object": "model",
                 "created": self._created,
                 "owned_by": "quire",
-                "root": name,
+                "root": roots[name],
                 "parent": None,
                 "max_model_len": length,
             }

@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+import socket
+import ssl
+import stat
 from contextlib import suppress
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -11,9 +15,7 @@ from uvicorn.server import ServerState
 from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
-from quire.security.tls import TlsFiles
 from router.http.connection import MAX_HEAD_BYTES, Connection
-from router.http.tls import server_context
 
 # Longer than load balancers keep theirs, so that it is they who close a connection.
 IDLE_TIMEOUT_S = 75
@@ -34,16 +36,16 @@ class HttpServer:
 
     Args:
         app: to serve.
-        tls: certificate to show and authorities to trust; None speaks in the clear.
-        client_certificates: whether clients must show one.
+        tls: accepts connections; None speaks in the clear.
+        has_roles: whether certificates that clients must show give them roles.
         write_timeout_s: how long a client may read next to nothing of an answer.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        tls: TlsFiles | None = None,
-        client_certificates: bool = True,
+        tls: ssl.SSLContext | None = None,
+        has_roles: bool = False,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         # What a stranger sends must not write into the log; requests have lines of their own.
@@ -65,7 +67,7 @@ class HttpServer:
         self._state = ServerState()
         self._tls = tls
         self._write_timeout_s = write_timeout_s
-        self._client_certificates = client_certificates
+        self._has_roles = has_roles
         self._server: asyncio.Server | None = None
 
     @property
@@ -89,24 +91,53 @@ class HttpServer:
         Raises:
             UnavailableError: the address cannot be bound.
         """
-        loop, tls = asyncio.get_running_loop(), self._tls
-        elsewhere = f"this port is for HTTP/1.1, gRPC is at {grpc_address}" if grpc_address else ""
         try:
-            self._server = await loop.create_server(
-                lambda: Connection(
-                    self._config, self._state, {}, self._write_timeout_s, elsewhere
-                ),
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: self._connection(grpc_address),
                 bare_host(host),
                 port,
-                ssl=server_context(tls, self._client_certificates) if tls else None,
-                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if tls else None,
+                ssl=self._tls,
+                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if self._tls else None,
             )
         except OSError as error:
             where = join_address(host, port)
             raise UnavailableError(f"cannot listen on {where}: is it in use?") from error
         address = join_address(host, self._server.sockets[0].getsockname()[1])
-        log.info("http_listening", address=address, tls=tls is not None)
+        log.info("http_listening", address=address, tls=self._tls is not None)
         return address
+
+    async def start_unix(self, path: str, grpc_address: str = "") -> str:
+        """Listen on a Unix domain socket, and return "unix:PATH".
+
+        Args:
+            path: of the socket; one that a dead process has left there is replaced.
+            grpc_address: as for `start`.
+
+        Raises:
+            UnavailableError: it cannot be made, or somebody listens there.
+        """
+        try:
+            _remove_dead_socket(Path(path))
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: self._connection(grpc_address),
+                path,
+                ssl=self._tls,
+                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if self._tls else None,
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UnavailableError(f"uds: cannot listen on {path}: {why}") from error
+        log.info("http_listening", address=f"unix:{path}", tls=self._tls is not None)
+        return f"unix:{path}"
+
+    def _connection(self, grpc_address: str) -> Connection:
+        text = f"this port is for HTTP/1.1, gRPC is at {grpc_address}" if grpc_address else ""
+        return Connection(
+            *(self._config, self._state, {}),
+            self._write_timeout_s,
+            has_roles=self._has_roles,
+            grpc_text=text,
+        )
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Take no more requests, give running ones `grace_s`, then end them."""
@@ -127,3 +158,24 @@ class HttpServer:
         for connection in list(self._state.connections):
             connection.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """Remove a socket that nobody listens on.
+
+    Raises:
+        OSError: something else is there, or somebody listens.
+    """
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise FileExistsError(None, "there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(None, "another process listens there")

@@ -1,6 +1,6 @@
 """From requests to groups: checks against the limits of the cell, the seed, the largest length."""
 
-import secrets
+import random
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
 from itertools import count
@@ -99,12 +99,12 @@ def first_sequences(submission: Submission) -> Iterator[tuple[int, AbstractSeque
         yield from ((index, ()) for index in range(submission.sampling_params.width))
 
 
-def draw_seed(params: SamplingParams) -> int:
+def draw_seed(params: SamplingParams, source: random.Random) -> int:
     """Return the seed of a request: its own, or a random one.
 
     A drawn one has 53 bits, so that clients which read JSON into doubles can send it back.
     """
-    return secrets.randbits(53) if params.seed is None else params.seed
+    return source.getrandbits(53) if params.seed is None else params.seed
 
 
 def check_queue(

@@ -286,7 +286,7 @@ class Formation:
                     f"workers {self.workers[0].address} and {worker.address} have different models "
                     f"at {config.model}: all ranks must be given the same directory"
                 )
-        return first.model, first.checkpoint_digest
+        return replace(first.model, aliases=config.served_model_alias), first.checkpoint_digest
 
     async def _kept_cache(self, mirrors: Sequence[WorkerMirror]) -> CacheSpec | None:
         """Return the cache that all ranks have, also now that the model is loaded, or None."""

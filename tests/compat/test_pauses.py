@@ -24,7 +24,7 @@ NODE = ("node_openai", "node_ai_sdk")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(tmp_path_factory) -> AsyncIterator[HttpSetup]:
     directory = tmp_path_factory.mktemp("model")
-    async with http_router(directory, chat_template=TEMPLATE, http_keep_alive_s=0.05) as made:
+    async with http_router(directory, chat_template=TEMPLATE, sse_keep_alive_interval=0.05) as made:
         yield made
 
 

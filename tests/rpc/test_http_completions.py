@@ -93,7 +93,7 @@ async def test_a_client_that_goes_away_ends_its_request(tmp_path, is_stream) -> 
 
 
 async def test_while_a_request_waits_its_stream_has_comments(tmp_path) -> None:
-    async with http_router(tmp_path, http_keep_alive_s=0.05) as setup:
+    async with http_router(tmp_path, sse_keep_alive_interval=0.05) as setup:
         setup.fake.hold()
         async with setup.http.stream("POST", PATH, json={**BODY, "stream": True}) as response:
             events = events_of(response)
@@ -104,7 +104,7 @@ async def test_while_a_request_waits_its_stream_has_comments(tmp_path) -> None:
 
 
 async def test_a_deadline_that_passes_is_a_504_or_an_event(tmp_path) -> None:
-    async with http_router(tmp_path, http_keep_alive_s=0.05) as setup:
+    async with http_router(tmp_path, sse_keep_alive_interval=0.05) as setup:
         setup.fake.hold()
         response = await setup.post(PATH, BODY, **{"x-request-timeout-s": "0.3"})
         assert response.status_code == 504

@@ -296,7 +296,7 @@ async def test_a_full_queue_is_an_overload(setup, client) -> None:
 
 
 async def test_a_stream_that_waits_pings_and_ends_with_an_error_as_an_event(tmp_path) -> None:
-    async with http_router(tmp_path, chat_template=TEMPLATE, http_keep_alive_s=0.05) as setup:
+    async with http_router(tmp_path, chat_template=TEMPLATE, sse_keep_alive_interval=0.05) as setup:
         setup.fake.hold()
         *pings, error = await setup.late_events(PATH, BODY, **{"x-request-id": "mine"})
         # It has begun by then, or waits for its template still.

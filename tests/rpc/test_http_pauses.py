@@ -25,7 +25,7 @@ RESPONSE: dict[str, Any] = {"model": "fake", "input": MESSAGES, "max_output_toke
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(tmp_path_factory) -> AsyncIterator[HttpSetup]:
     directory = tmp_path_factory.mktemp("model")
-    async with http_router(directory, chat_template=TEMPLATE, http_keep_alive_s=0.05) as made:
+    async with http_router(directory, chat_template=TEMPLATE, sse_keep_alive_interval=0.05) as made:
         yield made
 
 

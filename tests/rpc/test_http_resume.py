@@ -113,7 +113,7 @@ async def test_a_router_that_has_yet_to_meet_a_cell_resumes_as_any(tmp_path, pat
     async with http_router(tmp_path, fake(), chat_template=template) as setup:
         whole = await setup.events(path, body)
     scheduler = f"127.0.0.1:{free_port()}"
-    settings = {"http_port": 0, "http_keep_alive_s": 0.05}
+    settings = {"http_port": 0, "sse_keep_alive_interval": 0.05}
     async with router_for(tmp_path, (scheduler,), template, **settings) as (router, _, _):
         url = f"http://{router.http_address}{path}"
         async with (

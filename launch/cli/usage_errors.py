@@ -1,0 +1,78 @@
+"""What is wrong with a command line, in one line and the grammar of all errors."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+# click's, or the copy of it that later releases of typer have within.
+_exceptions: Any = sys.modules[typer.BadParameter.__module__]
+# By click's names of types.
+_KINDS = {"integer": "an integer", "float": "a number", "boolean": "true or false"}
+
+
+class QuireGroup(TyperGroup):
+    """The commands; a mistake on the command line is one line on stderr."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *arguments: Any,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command; with `standalone_mode`, end the process with its status."""
+        if not standalone_mode:
+            return super().main(args, prog_name, *arguments, standalone_mode=False, **extra)
+        try:
+            status = super().main(args, prog_name, *arguments, standalone_mode=False, **extra)
+        except _exceptions.UsageError as error:
+            typer.echo(f"error: {one_line(error)}", err=True)
+            sys.exit(2)
+        except (typer.Abort, KeyboardInterrupt):
+            sys.exit(130)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def one_line(error: Any) -> str:
+    """Return what a person needs to mend a command line.
+
+    Args:
+        error: click's UsageError.
+    """
+    command = error.ctx.command_path if error.ctx is not None else "quire"
+    if isinstance(error, _exceptions.NoSuchOption):
+        meant = f": did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""
+        return f"{error.option_name}: must be an option of `{command}`{meant}{_more(command)}"
+    if isinstance(error, _exceptions.MissingParameter):
+        what = _name(error.param) or "an argument"
+        return f"{what}: must be given{_more(command)}"
+    if isinstance(error, _exceptions.BadParameter):
+        return f"{_name(error.param) or error.param_hint}: {_reason(error)}"
+    if isinstance(error, _exceptions.BadOptionUsage):
+        return f"{error.option_name}: must have a value, got none"
+    return f"{' '.join(error.format_message().split()).rstrip('.')}{_more(command)}"
+
+
+def _more(command: str) -> str:
+    return f" (`{command} --help` lists all)"
+
+
+def _name(parameter: Any) -> str:
+    if parameter is None:
+        return ""
+    is_option = parameter.param_type_name == "option"
+    return str(parameter.name if is_option else parameter.metavar or parameter.name)
+
+
+def _reason(error: Any) -> str:
+    kind = error.param.type if error.param is not None else None
+    got = error.message.partition(" is not ")[0].strip("'")
+    if choices := getattr(kind, "choices", None):
+        return f"must be one of {', '.join(str(getattr(each, 'value', each)) for each in choices)}, got {got}"
+    if word := _KINDS.get(getattr(kind, "name", "")):
+        return f"must be {word}, got {got}"
+    return " ".join(error.message.split()).rstrip(".")

@@ -1,0 +1,140 @@
+"""Every option of `vllm serve` (0.33): `quire serve` takes it, or says in one line what to use."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from launch.cli.main import app
+from launch.cluster.config import ClusterConfig
+
+# Name: kind of its value, other spellings; as `vllm serve --help=all` has them.
+OPTIONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("options.json").read_text())
+SAMPLES = {
+    "int": "1",
+    "float": "0.5",
+    "text": "a",
+    "json": '{"a": 1}',
+    "list": "a",
+}
+# Options that take few values: one that vLLM's users type.
+TYPED = {
+    "api-key": "secret",
+    "chat-template": None,
+    "config": None,
+    "distributed-executor-backend": "mp",
+    "dtype": "half",
+    "hf-overrides": '{"rope_theta": 5000.0}',
+    "kv-cache-dtype": "auto",
+    "kv-cache-memory-bytes": "1G",
+    "load-format": "auto",
+    "max-model-len": "8k",
+    "max-num-batched-tokens": "4K",
+    "model": None,
+    "port": "8001",
+    "quantization": "awq",
+    "reasoning-parser": "deepseek_r1",
+    "root-path": "/llm",
+    "runner": "generate",
+    "scheduling-policy": "priority",
+    "spec-method": "ngram",
+    "speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}',
+    "structured-outputs-config": '{"backend": "auto"}',
+    "tokenizer": None,
+    "tokenizer-mode": "auto",
+    "tool-call-parser": "hermes",
+}
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[ClusterConfig]]:
+    """What clusters would have been started with."""
+    configs: list[ClusterConfig] = []
+
+    async def serve(config: ClusterConfig) -> None:
+        configs.append(config)
+
+    monkeypatch.setattr("launch.cli.serve._serve", serve)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("configure", "log_uncaught"):
+        monkeypatch.setattr(f"quire.observe.log.{name}", lambda *_: None)
+    return configs
+
+
+COMMAND: Any = get_command(app)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a command: status, and all that it printed."""
+
+    exit_code: int
+    output: str
+
+
+Serve = Callable[..., Result]
+
+
+@pytest.fixture
+def serve(capsys: pytest.CaptureFixture[str], served: list[ClusterConfig]) -> Serve:
+    """Runs `quire serve`."""
+
+    def run(*arguments: str) -> Result:
+        with pytest.raises(SystemExit) as ended:
+            COMMAND.main(["serve", *arguments], prog_name="quire")
+        return Result(int(ended.value.code or 0), "".join(capsys.readouterr()))
+
+    return run
+
+
+def check_lines(result: Result) -> None:
+    """An error is one line, a note too."""
+    lines = result.output.splitlines()
+    assert all(line.startswith(("error: ", "note: ")) for line in lines), result.output
+    assert sum(line.startswith("error: ") for line in lines) == (result.exit_code != 0)
+    assert "o such option" not in result.output, result.output
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_taken_or_refused_by_name(
+    name: str, serve: Serve, served: list[ClusterConfig], tmp_path: Path
+) -> None:
+    kind, *short = OPTIONS[name]
+    value = TYPED.get(name, SAMPLES.get(kind))
+    if name in TYPED and value is None:
+        value = str(_made(name, tmp_path))
+    for flag in (f"--{name}", f"--{name.replace('-', '_')}", *short):
+        result = serve(flag) if value is None else serve(flag, value)
+        check_lines(result)
+        if result.exit_code:
+            word = "speculative_config" if name.startswith("spec-") else name.replace("-", "_")
+            assert f"error: {word}" in result.output.replace("--", "").replace("-", "_")
+            assert not served
+        else:
+            assert len(served) == 1
+        served.clear()
+
+
+def _made(name: str, directory: Path) -> Path:
+    """Return what an option that names a file can name."""
+    if name in ("model", "tokenizer"):
+        from launch.cluster.config import embedded_model
+
+        return embedded_model()
+    path = directory / name
+    path.write_text("max-num-seqs: 3\n" if name == "config" else "{{ messages }}")
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(set(TYPED) - {"spec-method"}))
+def test_what_people_type_is_taken(
+    name: str, serve: Serve, served: list[ClusterConfig], tmp_path: Path
+) -> None:
+    value = TYPED[name] if TYPED[name] is not None else str(_made(name, tmp_path))
+    result = serve(f"--{name}", value)
+    assert result.exit_code == 0, result.output
+    assert len(served) == 1
