@@ -112,6 +112,18 @@ class AnswerOptions(Options):
         metavar="JSON",
         shown_default="none",
     )
+    generation_config: str = option(
+        "auto",
+        "Where the defaults of sampling parameters come from: 'auto' the model's "
+        "generation_config.json, 'vllm' nowhere; or a directory that has such a file.",
+        metavar="auto|vllm|DIRECTORY",
+    )
+    override_generation_config: str = option(
+        "",
+        "Defaults of sampling parameters that take the place of those, as a JSON object.",
+        metavar="JSON",
+        shown_default="none",
+    )
     tool_call_parser: str = option(
         AUTO,
         "How the model writes calls of tools: 'auto' tells by its chat template, 'none' leaves "
@@ -124,9 +136,6 @@ class AnswerOptions(Options):
         f"in the text; {', '.join(REASONING_PARSERS)}.",
         metavar="NAME",
     )
-    exclude_tools_when_tool_choice_none: bool = option(
-        False, "Leave tools out of the prompt where tool_choice is none."
-    )
     enable_force_include_usage: bool = option(
         False, "End every stream over HTTP with the numbers of tokens, asked for or not."
     )
@@ -138,6 +147,7 @@ class AnswerOptions(Options):
         super().__post_init__()
         choose_format(self.tool_call_parser, self.reasoning_parser, ())
         _ = self.template_kwargs
+        _ = self.generation_overrides
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -148,6 +158,17 @@ class AnswerOptions(Options):
         """
         text = self.default_chat_template_kwargs
         return json_object("default_chat_template_kwargs", text) if text else {}
+
+
+    @property
+    def generation_overrides(self) -> dict[str, Any]:
+        """Defaults of sampling parameters beside those of a file.
+
+        Raises:
+            ConfigError: they are no JSON object.
+        """
+        text = self.override_generation_config
+        return json_object("override_generation_config", text) if text else {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.contract.errors import QuireError
@@ -20,6 +21,7 @@ from router.chat.template import ChatTemplate
 from router.chat.template_files import ChatTemplates
 from router.config import RouterConfig
 from router.facades import services as facades
+from router.generation_config import load_generation_defaults
 from router.memory import return_large_blocks
 from router.requests.counters import Counters
 from router.requests.inference import Inference
@@ -61,7 +63,7 @@ class Router:
             template: for conversations, likewise; None for a model that has none.
 
         Raises:
-            ConfigError: the file of API keys cannot be read.
+            ConfigError: the file of API keys, or the generation config, cannot be read.
         """
         self._config = config
         self._tokenizer = tokenizer
@@ -74,7 +76,11 @@ class Router:
             tokenizer.as_json, tokenizer.text_id, self._cells.statuses, config.max_queued_texts
         )
         validator = Validator(
-            *(tokenizer, self._cells.find_model, config.max_prompt_bytes), self._grammars.check
+            *(tokenizer, self._cells.find_model, config.max_prompt_bytes),
+            self._grammars.check,
+            load_generation_defaults(
+                Path(config.model), config.generation_config, config.generation_overrides
+            ),
         )
         output_format = choose_format(
             config.tool_call_parser, config.reasoning_parser, self._template.sources
@@ -82,7 +88,7 @@ class Router:
         self.inference = Inference(
             validator,
             tokenizer,
-            ChatPrompts(self._template, tokenizer, output_format),
+            ChatPrompts(self._template, tokenizer, output_format, config.template_kwargs),
             self._cells,
             self.orphans,
             self._counters,

@@ -144,6 +144,7 @@ NO_EFFECT = _names(
 """Options that change no answer here."""
 
 ALWAYS = _names(
+    "exclude-tools-when-tool-choice-none",
     "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details",
     "enable-request-id-headers enable-server-load-tracking enable-ssl-refresh",
     "enable-tokenizer-info-endpoint grpc",

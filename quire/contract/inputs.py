@@ -1,6 +1,6 @@
 """What clients ask of a router, as it comes: no limit of the router or the model is checked yet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.contract.pooling_params import PoolingParams
@@ -83,7 +83,12 @@ class ReplayInput(ResumeInput):
     """A request whose client knows how much it received and kept none of it: it begins anew.
 
     As a ResumeInput of which nothing was received, but with the max_tokens that the client sent.
+
+    Attributes:
+        sampling_defaults: of Started; None for what this router fills in.
     """
+
+    sampling_defaults: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What the services and the SDK hand to their callers: frozen domain objects, free of protobuf."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -215,6 +216,7 @@ class Started:
         protocol_version: of the router.
         structured_outputs: beside prompt_token_ids, the grammar of the output: that of the request,
             or what a chat's tool_choice became.
+        sampling_defaults: what the router filled in of the sampling parameters, by name.
     """
 
     request_id: str
@@ -226,6 +228,7 @@ class Started:
     max_tokens: int = 0
     protocol_version: int = PROTOCOL
     structured_outputs: StructuredOutputsParams | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ MAX_WIDTH = 64
 MAX_BAD_WORDS = 256
 MAX_LOGIT_BIAS_TOKENS = 1024
 MAX_ALLOWED_TOKEN_IDS = 65536
+# What a model's generation_config.json may have defaults of.
+COUNTS = ("top_k", "max_tokens")
+FILLED_IN = ("temperature", "top_p", "min_p", "repetition_penalty", *COUNTS)
 # Of each field that holds several, how many it may hold.
 MAX_ITEMS = {
     "logit_bias": MAX_LOGIT_BIAS_TOKENS,
@@ -79,6 +82,8 @@ class SamplingParams:
         truncate_prompt_tokens: use only so many tokens of the prompt, its last ones; None uses all.
         structured_outputs: the grammar of the output. Where it allows nothing more an end-of-text
             id is sampled, also before min_tokens. None allows any text.
+        left_open: names of those of FILLED_IN that a router fills in from the model's
+            generation_config.json; what they hold here stands where that has nothing.
 
     Raises:
         InvalidRequestError: a value is out of bounds; names field, limit and value.
@@ -113,6 +118,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    left_open: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         self._take_other_spellings()

@@ -130,7 +130,9 @@ class ResumableStream:
                     request = request.generate_input(
                         event.prompt_token_ids, event.structured_outputs
                     )
-                params = request.sampling_params
+                params = replace(
+                    request.sampling_params, **event.sampling_defaults, left_open=frozenset()
+                )
                 if event.max_tokens:
                     params = replace(params, max_tokens=event.max_tokens)
                 self._request = replace(

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo, TokenLogprobs
 from quire.contract.pooling_params import PoolingParams
-from quire.contract.sampling_params import MAX_TOKENS, SamplingParams, check_counts
+from quire.contract.sampling_params import (
+    FILLED_IN,
+    MAX_TOKENS,
+    SamplingParams,
+    check_counts,
+)
 from quire.contract.structured_outputs import (
     StructuredOutputsParams,
     check_num_chars,
@@ -46,8 +51,11 @@ def finish_reason_from_proto(value: int) -> FinishReason:
 
 
 def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Return every field, defaults included."""
+    """Return every field, defaults included, but those that are left open."""
     fields = fields_of(params)
+    for name in fields.pop("left_open"):
+        fields[name] = None
+    fields["ignore_generation_config"] = not params.left_open
     fields["early_stopping"] = _EARLY_STOPPING_TO_PROTO[params.early_stopping]
     fields["bad_words_token_ids"] = token_sequences_to_proto(params.bad_words_token_ids)
     fields["structured_outputs"] = structured_outputs_to_proto(params.structured_outputs)
@@ -65,9 +73,11 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
     check_counts(message)  # before anything of them is copied
     if message.HasField("top_k") and not message.top_k:
         raise InvalidRequestError("top_k", f"must be in [1, {MAX_TOKENS}] or absent, got 0")
+    left_open = () if message.ignore_generation_config else FILLED_IN
     return from_fields(
         SamplingParams,
         message,
+        left_open=frozenset(name for name in left_open if not message.HasField(name)),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         early_stopping=_early_stopping_from_proto(message.early_stopping),
         bad_words_token_ids=tuple(tuple(each.token_ids) for each in message.bad_words_token_ids),

@@ -208,6 +208,8 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
         case Started():
             fields = fields_of(event)
             fields["structured_outputs"] = structured_outputs_to_proto(event.structured_outputs)
+            defaults = inference_pb2.SamplingDefaults(**event.sampling_defaults)
+            fields["sampling_defaults"] = defaults if event.sampling_defaults else None
             started = inference_pb2.GenerateStarted(**fields)
             return inference_pb2.GenerateResponse(started=started)
         case Delta():
@@ -257,6 +259,9 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
                 started,
                 protocol_version=started.protocol_version,
                 structured_outputs=structured_outputs_from_proto(started),
+                sampling_defaults={
+                    field.name: value for field, value in started.sampling_defaults.ListFields()
+                },
             )
         case "delta":
             delta = message.delta

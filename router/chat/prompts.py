@@ -1,5 +1,10 @@
 """From a conversation to the request for text that it is."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from quire.contract.chat import TOOL_CHOICES, ChatInput
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
@@ -18,14 +23,20 @@ class ChatPrompts:
         template: of the model.
         codec: the tokenizer.
         output_format: what the model writes beside plain text.
+        template_kwargs: variables for the template that conversations need not bring.
     """
 
     def __init__(
-        self, template: ChatTemplate, codec: TextCodec, output_format: OutputFormat
+        self,
+        template: ChatTemplate,
+        codec: TextCodec,
+        output_format: OutputFormat,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._template = template
         self._codec = codec
         self._output_format = output_format
+        self._template_kwargs = dict(template_kwargs or {})
 
     async def generate_input(self, chat: ChatInput, ledger: TimeLedger) -> GenerateInput:
         """Return the request whose prompt the conversation is.
@@ -40,6 +51,8 @@ class ChatPrompts:
             OverloadedError: too many conversations or texts wait.
         """
         _check_tools(chat)
+        if self._template_kwargs:
+            chat = replace(chat, chat_template_kwargs=self._with_defaults(chat))
         with ledger.during(Part.TOKENIZE):
             with child("render"):
                 text = await self._template.render(chat)
@@ -48,6 +61,17 @@ class ChatPrompts:
                 token_ids = await self._codec.encode(text, add_special_tokens=False)
         grammar = grammar_of(chat, self._output_format, text, self._codec.added_tokens)
         return chat.generate_input(token_ids, grammar)
+
+    def _with_defaults(self, chat: ChatInput) -> str:
+        """Return the variables of a conversation, with those that it need not bring."""
+        try:
+            own = json.loads(chat.chat_template_kwargs or "{}")
+        except (ValueError, RecursionError):
+            own = None
+        # What is no object is refused where it is rendered.
+        if not isinstance(own, dict):
+            return chat.chat_template_kwargs
+        return json.dumps(self._template_kwargs | own)
 
 
 def _check_tools(chat: ChatInput) -> None:

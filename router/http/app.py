@@ -19,7 +19,15 @@ from router.http.bodies import Bodies
 from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
 from router.http.embeddings import endpoint as vectors
-from router.http.endpoint import OPENAI, ApiShape, Around, Endpoint, Handle
+from router.http.endpoint import (
+    NO_DEFAULTS,
+    OPENAI,
+    ApiShape,
+    Around,
+    BodyDefaults,
+    Endpoint,
+    Handle,
+)
 from router.http.errors import HttpError
 from router.http.messages import endpoint as messages
 from router.http.messages.errors import ANTHROPIC
@@ -41,6 +49,7 @@ def make_app(
     hold_s: float,
     cors_origins: Sequence[str] = (),
     root_path: str = "",
+    body_defaults: BodyDefaults = NO_DEFAULTS,
     num_answers: Counter[tuple[str, int]] | None = None,
 ) -> ASGIApp:
     """Return the application.
@@ -54,10 +63,11 @@ def make_app(
         hold_s: how long a response whose stream broke can be asked for.
         cors_origins: whose pages browsers let read answers; "*" for all.
         root_path: under which paths are taken, too.
+        body_defaults: what is added to the bodies of OpenAI's chats and completions.
         num_answers: to count in, by route and status.
     """
     counts = Counter() if num_answers is None else num_answers
-    around = Around(inference, access, bodies, keep_alive_s, counts)
+    around = Around(inference, access, bodies, keep_alive_s, counts, body_defaults)
 
     def get(path: str, handle: Handle, is_open: bool = False, shape: ApiShape = OPENAI) -> Route:
         endpoint = Endpoint(around, path, handle, has_body=False, is_open=is_open, shape=shape)

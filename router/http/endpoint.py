@@ -72,6 +72,31 @@ class ApiShape:
 OPENAI = ApiShape()
 
 
+@dataclass(frozen=True, slots=True)
+class BodyDefaults:
+    """What a router adds to the bodies of OpenAI's chats and completions.
+
+    Attributes:
+        include_usage: end streams with the numbers of tokens.
+        tokens_as_ids: show tokens by their ids where their log-probabilities are.
+    """
+
+    include_usage: bool = False
+    tokens_as_ids: bool = False
+
+    def added_to(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with them."""
+        if self.tokens_as_ids:
+            body = {"return_tokens_as_token_ids": True, **body}
+        options = body.get("stream_options") or {}
+        if self.include_usage and body.get("stream") is True and isinstance(options, dict):
+            body = {**body, "stream_options": {**options, "include_usage": True}}
+        return body
+
+
+NO_DEFAULTS = BodyDefaults()
+
+
 @dataclass(frozen=True)
 class Around:
     """What the endpoints share.
@@ -82,6 +107,7 @@ class Around:
         bodies: reads what requests bring.
         keep_alive_s: how long a stream of events may be silent.
         num_answers: so far, by route and status.
+        body_defaults: what this router adds to bodies.
     """
 
     inference: Inference
@@ -89,6 +115,7 @@ class Around:
     bodies: Bodies
     keep_alive_s: float
     num_answers: Counter[tuple[str, int]]
+    body_defaults: BodyDefaults = NO_DEFAULTS
 
 
 class Endpoint:
@@ -156,7 +183,10 @@ class Endpoint:
             # The event loop's clock is the monotonic one.
             async with asyncio.timeout_at(call.deadline_s):
                 if self._has_body:
-                    call.keep_body(*await self._around.bodies.read_object(call.headers, receive))
+                    body, release = await self._around.bodies.read_object(call.headers, receive)
+                    if self._shape is OPENAI:
+                        body = self._around.body_defaults.added_to(body)
+                    call.keep_body(body, release)
                 async with call.while_connected():
                     await self._handle(call)
         except TimeoutError:

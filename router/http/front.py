@@ -9,6 +9,7 @@ from router.config import RouterConfig
 from router.http.access import HttpAccess
 from router.http.app import make_app
 from router.http.bodies import Bodies
+from router.http.endpoint import BodyDefaults
 from router.http.server import HttpServer
 from router.http.tls import file_context, server_context
 from router.requests.inference import Inference
@@ -48,6 +49,9 @@ class HttpFront:
             hold_s=config.grace_time_s,
             cors_origins=config.http_cors_origin,
             root_path=config.root_path.rstrip("/"),
+            body_defaults=BodyDefaults(
+                config.enable_force_include_usage, config.return_tokens_as_token_ids
+            ),
             num_answers=self.num_answers,
         )
         # What watches the events of a request comes first, and says why it ends.

@@ -1,6 +1,7 @@
 """Log-probabilities in the shapes of OpenAI's and vLLM's answers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.contract.outputs import TokenLogprobs
@@ -12,6 +13,16 @@ LOWEST = -9999.0
 def finite(logprob: float) -> float:
     """Return a log-probability that JSON can hold."""
     return max(logprob, LOWEST)
+
+
+def named_by_ids(position: TokenLogprobs) -> TokenLogprobs:
+    """Return a position whose tokens have vLLM's names of their ids for texts."""
+    return replace(position, texts=tuple(map(id_name, position.token_ids)))
+
+
+def id_name(token_id: int) -> str:
+    """Return vLLM's name of a token's id."""
+    return f"token_id:{token_id}"
 
 
 def completion_logprobs(
@@ -48,7 +59,7 @@ def _top(position: TokenLogprobs, num_top: int) -> dict[str, float]:
         token_id, text = position.token_ids[place], position.texts[place]
         if token_id not in names:
             is_taken = text in names.values()
-            names[token_id] = f"token_id:{token_id}" if is_taken else text
+            names[token_id] = id_name(token_id) if is_taken else text
         found.setdefault(names[token_id], finite(position.logprobs[place]))
     return found
 

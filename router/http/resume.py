@@ -5,12 +5,15 @@ one choice, "12.9" of two: a function of the tokens alone. A client that has kep
 have the rest: from the request as it runs on, or computed anew with its seed.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput, ReplayInput
+from quire.contract.outputs import Started
+from quire.contract.sampling_params import COUNTS, FILLED_IN, SamplingParams
 from router.http.call import LAST_EVENT_ID, REQUEST_ID, HttpCall, check_id
 from router.http.fields import Fields
 from router.requests.inference import Inference
@@ -147,22 +150,43 @@ async def replay_of(
             "must be that of the stream, which does not run here any more, got none; several "
             "prompts share one only if their request gives it",
         )
-    numerics_id, text_id = await _ids(inference, request.model, resumption.fingerprint)
-    return ReplayInput(request, seed or 0, numerics_id, text_id)
+    if resumption.fingerprint:
+        numerics_id, text_id, *filled = resumption.fingerprint.split(".", 2)
+        defaults = _parse_defaults("".join(filled))
+        return ReplayInput(request, seed or 0, numerics_id, text_id, sampling_defaults=defaults)
+    found = await inference.find_model(request.model)  # a router that has just started knows none
+    return ReplayInput(request, seed or 0, found.numerics_id, found.text_id)
 
 
-def fingerprint(numerics_id: str, text_id: str) -> str | None:
-    """Return OpenAI's `system_fingerprint`: with the same one, a seed gives the same tokens."""
-    return f"{numerics_id}.{text_id}" if numerics_id else None
+def fingerprint(started: Started) -> str | None:
+    """Return OpenAI's `system_fingerprint`: with the same one, a seed gives the same tokens.
+
+    It holds the ids of arithmetic and text, and what was filled in of the sampling parameters.
+    """
+    if not started.numerics_id:
+        return None
+    filled = ",".join(f"{name}={value!r}" for name, value in started.sampling_defaults.items())
+    return ".".join(filter(None, (started.numerics_id, started.text_id, filled)))
 
 
-async def _ids(inference: Inference, model: str, known: str) -> tuple[str, str]:
-    """Return the ids of a fingerprint; without one, those of what is served now."""
-    if known:
-        numerics_id, _, text_id = known.partition(".")
-        return numerics_id, text_id
-    found = await inference.find_model(model)  # a router that has just started knows none yet
-    return found.numerics_id, found.text_id
+def _parse_defaults(filled: str) -> dict[str, float]:
+    """Return what a fingerprint says was filled in of sampling parameters.
+
+    Raises:
+        InvalidRequestError: it is malformed, or out of bounds.
+    """
+    found: dict[str, float] = {}
+    for pair in filled.split(",") if filled else ():
+        name, _, text = pair.partition("=")
+        try:
+            value = float(text) if len(text) < 32 else math.nan
+        except ValueError:
+            value = math.nan
+        if name not in FILLED_IN or not math.isfinite(value):
+            raise InvalidRequestError("system_fingerprint", f"must be a stream's, got {pair[:64]}")
+        found[name] = int(value) if name in COUNTS else value
+    SamplingParams(**found)  # type: ignore[arg-type]
+    return found
 
 
 def _bare(answer_id: str) -> str:

@@ -1,8 +1,9 @@
 """Sampling parameters of a JSON body: OpenAI's, and those that vLLM adds to them."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from quire.contract.sampling_params import MAX_ITEMS, MAX_LOGIT_BIAS_TOKENS, SamplingParams
+from quire.contract.sampling_params import FILLED_IN, MAX_ITEMS, MAX_LOGIT_BIAS_TOKENS, SamplingParams
 from router.http.fields import Fields
 from router.http.structured_outputs import read_structured_outputs
 
@@ -67,8 +68,15 @@ def read_sampling_params(
         spaces_between_special_tokens=body.boolean("spaces_between_special_tokens", True),
         truncate_prompt_tokens=body.integer("truncate_prompt_tokens"),
         structured_outputs=read_structured_outputs(body, response_format),
+        left_open=_left_open(body, own, is_search),
         **own,
     )
+
+
+def _left_open(body: Fields, own: Mapping[str, Any], is_search: bool) -> frozenset[str]:
+    """Return what a model's generation_config.json may fill in."""
+    given = {name for name in FILLED_IN if own.get(name) is not None or name in body}
+    return frozenset(FILLED_IN) - given - ({"temperature"} if is_search else set())
 
 
 def _top_k(body: Fields) -> int | None:

@@ -254,6 +254,7 @@ class RequestStream:
             request.prompt_token_ids if shows_prompt else (),
             params.max_tokens or 0,
             structured_outputs=params.structured_outputs if shows_prompt else None,
+            sampling_defaults=request.sampling_defaults,
         )
         self.unread.set()
 

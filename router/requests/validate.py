@@ -6,7 +6,7 @@ model, then the tokenizer, then token counts.
 
 import dataclasses
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -51,6 +51,7 @@ class ValidGenerateRequest:
         resumable: run on for a grace time where its stream breaks.
         pooling_params: where a vector is wanted; None where a text is.
         has_max_tokens: whether its client gave max_tokens.
+        sampling_defaults: what was filled in of the sampling parameters, by name.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class ValidGenerateRequest:
     resumable: bool = False
     pooling_params: PoolingParams | None = None
     has_max_tokens: bool = field(default=True, compare=False)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def explain(self, error: TooLargeError) -> TooLargeError:
         """Return the error, with what to do about a max_tokens that nobody gave."""
@@ -83,6 +85,7 @@ class Validator:
         max_prompt_bytes: int,
         check_grammar: Callable[[StructuredOutputsParams, ModelInfo], Awaitable[None]]
         | None = None,
+        defaults: Mapping[str, float] | None = None,
     ):
         """Keep what the checks need.
 
@@ -94,7 +97,9 @@ class Validator:
             max_prompt_bytes: longest text, in bytes of UTF-8.
             check_grammar: raises InvalidRequestError where a model cannot obey a grammar; None
                 where none can.
+            defaults: of sampling parameters that requests leave open, by name.
         """
+        self._defaults = defaults or {}
         self._codec = codec
         self._find_model = find_model
         self._max_prompt_bytes = max_prompt_bytes
@@ -117,8 +122,11 @@ class Validator:
             )
         params = dataclasses.replace(request.sampling_params, seed=seed)
         request = dataclasses.replace(request, sampling_params=params)
+        # Who resumes sends what was filled in within the request; clients of earlier releases do
+        # not, and get what this router fills in.
+        defaults = resumed.sampling_defaults if isinstance(resumed, ReplayInput) else None
         has_begun = not isinstance(resumed, ReplayInput)
-        valid = await self.generate(request, ledger, resumed.numerics_id, has_begun)
+        valid = await self.generate(request, ledger, resumed.numerics_id, has_begun, defaults)
         if valid.model.text_id != resumed.text_id:
             raise TextDiffersError(
                 f"text_id: must be {valid.model.text_id}, got {resumed.text_id or 'none'}"
@@ -131,6 +139,7 @@ class Validator:
         ledger: TimeLedger,
         numerics_id: str | None = None,
         has_begun: bool = False,
+        defaults: Mapping[str, float] | None = None,
     ) -> ValidGenerateRequest:
         """Check and tokenize a Generate request.
 
@@ -139,6 +148,7 @@ class Validator:
             ledger: of its time; books what this waits for.
             numerics_id: that the model must have, where the request is resumed; else None.
             has_begun: whether max_tokens is that with which it began elsewhere.
+            defaults: of sampling parameters that it leaves open; None for this router's own.
 
         Raises:
             InvalidRequestError: a field is out of bounds; names field, limit and value.
@@ -158,6 +168,9 @@ class Validator:
         if not with_vectors:
             model.check_generates()
         params = request.sampling_params
+        defaults = self._defaults if defaults is None else defaults
+        filled = {name: defaults[name] for name in defaults if name in params.left_open}
+        params = dataclasses.replace(params, **filled, left_open=frozenset())
         check_ids("stop_token_ids", params.stop_token_ids, model)
         check_ids("allowed_token_ids", params.allowed_token_ids, model)
         check_ids("logit_bias", tuple(params.logit_bias), model)
@@ -189,6 +202,7 @@ class Validator:
                 f"must be at most {capped}, the tokens that fit after the prompt, "
                 f"got {params.min_tokens}",
             )
+        has_max_tokens = params.max_tokens is not None
         params = dataclasses.replace(params, max_tokens=capped)
         if params.use_beam_search:
             _check_beam_entries(params, capped)
@@ -207,7 +221,8 @@ class Validator:
             request.include_prompt_token_ids,
             request.resumable,
             request.pooling_params,
-            request.sampling_params.max_tokens is not None,
+            has_max_tokens,
+            filled,
         )
 
     async def _with_bad_words(self, params: SamplingParams, model: ModelInfo) -> SamplingParams:

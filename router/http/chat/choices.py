@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.contract.outputs import Delta, Event, Finished, Started, TokenLogprobs
-from router.http.logprobs import chat_logprob
+from router.http.logprobs import chat_logprob, named_by_ids
 from router.http.resume import fingerprint
 from router.http.usage import token_usage
 
@@ -42,6 +42,7 @@ class ChatChoices:
         n: choices.
         top_logprobs: how many of the most probable tokens to show for each; None for none.
         token_bytes: returns those of a token, where any are shown.
+        as_ids: show tokens by their ids.
 
     Attributes:
         started: the first event; None before.
@@ -54,6 +55,7 @@ class ChatChoices:
         n: int,
         top_logprobs: int | None = None,
         token_bytes: Callable[[int], bytes] | None = None,
+        as_ids: bool = False,
     ) -> None:
         self.started: Started | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -61,6 +63,7 @@ class ChatChoices:
         self._n = n
         self._top_logprobs = top_logprobs
         self._token_bytes = token_bytes
+        self._as_ids = as_ids
         # Text of each choice that came with no token: with its end.
         self._tails = [""] * n
 
@@ -74,7 +77,7 @@ class ChatChoices:
     def fingerprint(self) -> str | None:
         """OpenAI's `system_fingerprint`."""
         started = self.started
-        return None if started is None else fingerprint(started.numerics_id, started.text_id)
+        return None if started is None else fingerprint(started)
 
     def take(self, event: Event) -> Iterator[Part]:
         """Yield the parts that an event brings."""
@@ -97,6 +100,8 @@ class ChatChoices:
             if self._top_logprobs is not None:
                 assert self._token_bytes is not None, "as any are shown"
                 position = delta.logprobs[place]
+                if self._as_ids:
+                    position = named_by_ids(position)
                 logprobs = chat_logprob(position, self._top_logprobs, self._token_bytes)
             yield Part(delta.index, text, (token_id,), logprobs)
 

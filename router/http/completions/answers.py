@@ -14,7 +14,7 @@ from router.http.usage import token_usage
 
 def _fingerprint(prompts: Sequence[PromptChoices]) -> str | None:
     started = next(each.started for each in prompts if each.started)
-    return fingerprint(started.numerics_id, started.text_id)
+    return fingerprint(started)
 
 
 def usage(prompts: Sequence[PromptChoices]) -> dict[str, int]:

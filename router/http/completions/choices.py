@@ -12,7 +12,7 @@ from typing import Any
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started, TokenLogprobs
 from router.http.completions.request import CompletionRequest
-from router.http.logprobs import completion_logprobs, prompt_logprobs
+from router.http.logprobs import completion_logprobs, id_name, named_by_ids, prompt_logprobs
 from router.text.detokenize import Detokenizer
 
 # Tokens and log-probabilities of prompts in one answer, which shows them with each choice.
@@ -104,6 +104,9 @@ class PromptChoices:
             fields["prompt_token_ids"] = list(self.started.prompt_token_ids)
         logprobs = None
         if request.logprobs is not None and self.shows_prompt_logprobs:
+            if request.tokens_as_ids:
+                positions = [named_by_ids(each) for each in positions]
+                first_token_text = id_name(self.started.prompt_token_ids[0])
             texts = [first_token_text, *(each.texts[0] for each in positions)]
             logprobs = completion_logprobs(texts, (None, *positions), offsets, request.logprobs)
         shown = text if request.echo else ""
@@ -158,6 +161,8 @@ class PromptChoices:
             logprobs = None
             if num_top is not None:
                 position = delta.logprobs[number]
+                if self._request.tokens_as_ids:
+                    position = named_by_ids(position)
                 offset = self._offsets[place]
                 logprobs = completion_logprobs(position.texts[:1], (position,), (offset,), num_top)
                 # Not by what the part shows: text that may yet be a stop string is held back.

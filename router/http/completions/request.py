@@ -35,6 +35,7 @@ class CompletionRequest:
         include_usage: end a stream with the numbers of tokens.
         continuous_usage: show these numbers in each event.
         return_token_ids: show token ids beside text.
+        tokens_as_ids: show tokens by their ids where their log-probabilities are.
         return_prompt_token_ids: and those of the prompt, also where it is not shown.
     """
 
@@ -50,6 +51,7 @@ class CompletionRequest:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    tokens_as_ids: bool
     return_prompt_token_ids: bool
 
     def with_id(self, request_id: str) -> "CompletionRequest":
@@ -113,6 +115,7 @@ def read_request(body: Fields) -> CompletionRequest:
         include_usage=options.boolean("include_usage"),
         continuous_usage=options.boolean("continuous_usage_stats"),
         return_token_ids=body.boolean("return_token_ids", is_stream),
+        tokens_as_ids=body.boolean("return_tokens_as_token_ids"),
         return_prompt_token_ids=body.boolean("return_token_ids"),
     )
 

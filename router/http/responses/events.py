@@ -116,7 +116,7 @@ class ResponseState:
             "usage": None,
             "seed": None if started is None else started.seed,
             "system_fingerprint": (
-                None if started is None else fingerprint(started.numerics_id, started.text_id)
+                None if started is None else fingerprint(started)
             ),
         }
         if status == "incomplete":

@@ -34,7 +34,10 @@ class HeldResponse:
             started.prompt_token_ids, started.structured_outputs
         )
         request = replace(request, request_id=started.request_id)
-        return ReplayInput(request, started.seed, started.numerics_id, started.text_id)
+        return ReplayInput(
+            *(request, started.seed, started.numerics_id, started.text_id),
+            sampling_defaults=started.sampling_defaults,
+        )
 
 
 class HeldResponses:
