@@ -265,7 +265,7 @@ async def serve(config: RouterConfig, ready_fd: int | None) -> int:
     Returns:
         The exit status of the process.
     """
-    quire_log.configure("router", config.log_level)
+    quire_log.configure("router", config.log_level, config.log_format)
     return_large_blocks()
     try:
         tokenizer = await Tokenizer.load(

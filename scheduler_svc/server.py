@@ -117,7 +117,7 @@ async def serve(config: SchedulerConfig, ready_fd: int | None) -> int:
     Returns:
         The exit status of the process.
     """
-    quire_log.configure("scheduler", config.log_level)
+    quire_log.configure("scheduler", config.log_level, config.log_format)
     # A collection that visits all modules keeps heartbeats waiting.
     gc.freeze()
 

@@ -24,11 +24,12 @@ def serve(options: Values, model: ModelArgument = None) -> None:
     """
     import asyncio
 
+    from launch import preflight
     from launch.extras import require
     from quire.contract.errors import QuireError
     from quire.observe import log
 
-    log.configure("supervisor", options["log_level"])
+    log.configure("supervisor", options["log_level"], options["log_format"])
     log.log_uncaught()
     try:
         # Other launchers find workers where they are installed.
@@ -42,6 +43,7 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         config = ClusterConfig(
             model=source.path_of(model).resolve() if model else embedded_model(), **options
         )
+        preflight.check(config)
         asyncio.run(_serve(config))
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)

@@ -79,7 +79,7 @@ def _run(
         show_as(f"quire {name}")
     try:
         config = config_type(**values)
-        log.configure(name, config.log_level)
+        log.configure(name, config.log_level, config.log_format)
         # Opened here, where files that cannot be used are reported in one line.
         _ = config.tls
         tracing.configure(name, config.otlp_endpoint)

@@ -82,7 +82,7 @@ class RayWorker:
         from worker_svc.device.open import open_device
         from worker_svc.service.server import WorkerServer
 
-        log.configure("worker", config.log_level)
+        log.configure("worker", config.log_level, config.log_format)
         server = WorkerServer(config, open_device(config.device))
         self._servers.append(server)
         return await server.start()

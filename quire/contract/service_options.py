@@ -6,6 +6,7 @@ from quire.contract.addresses import check_listening
 from quire.contract.options import Bounds, Options, option
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "json", "text")
 PORTS = Bounds(0, 65535)
 
 
@@ -63,6 +64,12 @@ class ServiceOptions(Options):
         shown_default="none: no traces",
     )
     log_level: str = option("info", "Least severe log line to write.", choices=LOG_LEVELS)
+    log_format: str = option(
+        "auto",
+        "How log lines are written: 'json' an object each, 'text' for people; 'auto' text on a "
+        "terminal and JSON elsewhere.",
+        choices=LOG_FORMATS,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, constant snake_case events with key=value fields.
+"""Structured logs: constant snake_case events with key=value fields, a line each, JSON or text.
 
 Prompt text and generated text are never logged.
 """
@@ -13,25 +13,32 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
-def configure(service: str, level: str = "info") -> None:
-    """Send logs of this process to stderr as JSON.
+def configure(service: str, level: str = "info", form: str = "auto") -> None:
+    """Send logs of this process to stderr.
 
     Args:
         service: name bound to every line, e.g. "router".
         level: least severe level that is written, one of LOG_LEVELS of quire.contract.
+        form: "json" or "text"; "auto" is text where stderr is a terminal.
 
     Raises:
         KeyError: it is no level.
     """
     import structlog
 
+    is_text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    renderer = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if is_text
+        else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]

@@ -21,7 +21,7 @@ def exit_status(error: QuireError) -> int:
 
 
 def fail(error: QuireError, ready_fd: int | None) -> int:
-    """Log what ends this service, and report it to the parent process; return the exit status.
+    """Report what ends this service, to the parent process or in the log; return the exit status.
 
     Args:
         error: that nothing here can help.
@@ -29,7 +29,8 @@ def fail(error: QuireError, ready_fd: int | None) -> int:
     """
     status = exit_status(error)
     stack = {} if status == CONFIG_ERROR_STATUS else failure_of(error)
-    log.critical("service_failed", error=error.message, **stack)
+    if ready_fd is None:  # else it is the parent's to say
+        log.critical("service_failed", error=error.message, **stack)
     announce(ready_fd, f"error {error.message}")
     return status
 
