@@ -24,6 +24,8 @@ _NOT_OF_TOKENIZERS = (_CONFIG, "generation_config.json")
 class ModelSource(Options):
     """What is to be served beside a path or a name; names are vLLM's."""
 
+    PANEL = "Model"
+
     revision: str | None = option(
         None,
         "Branch, tag or commit of a model that is named, in Hugging Face's local cache.",

@@ -30,6 +30,8 @@ class RouterConfig(FrontOptions, ServiceOptions):
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
+    PANEL = "Router"
+
     model: str
     schedulers: tuple[str, ...] = option(
         (),

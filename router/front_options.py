@@ -17,6 +17,8 @@ _CERT_REQS = Bounds(0, 2)
 class HttpOptions(Options):
     """Where and how the HTTP APIs are served; names are vLLM's."""
 
+    PANEL = "HTTP"
+
     uds: str | None = option(
         None,
         "Listen for HTTP on a Unix domain socket of this path instead of a port.",
@@ -100,6 +102,8 @@ class HttpOptions(Options):
 class AnswerOptions(Options):
     """What requests and answers look like."""
 
+    PANEL = "Requests and answers"
+
     chat_template: Path | None = option(
         None,
         "A Jinja file that takes the place of the model's chat template.",
@@ -174,6 +178,8 @@ class AnswerOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class PatienceOptions(Options):
     """How long a router waits for cells and for clients."""
+
+    PANEL = "Waiting"
 
     connect_timeout_s: float = option(
         300.0,

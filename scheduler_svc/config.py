@@ -38,6 +38,8 @@ class SchedulerConfig(EngineOptions, ServiceOptions):
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
+    PANEL = "Cell"
+
     model: str
     workers: tuple[str, ...] = option(
         (),

@@ -50,6 +50,8 @@ class WorkerConfig(DeviceOptions, ServiceOptions):
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
+    PANEL = "Worker"
+
     port: int = port_option(50053)
     announce_to: str | None = option(
         None,

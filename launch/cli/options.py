@@ -2,17 +2,20 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection
-from enum import StrEnum
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from quire.contract.options import Option, defaults_of, options_of, types_of
+from quire.contract.errors import ConfigError
+from quire.contract.options import Option, defaults_of, options_of, panel_of, types_of
 
 Values = dict[str, Any]
+# What stands for a number in the help.
+_NUMBERS: dict[Any, str] = {int: "INTEGER", float: "NUMBER"}
 
 ReadyFd = Annotated[
     int | None,
@@ -84,9 +87,14 @@ def takes_options(
 
         @functools.wraps(function)
         def command(**values: Any) -> None:
-            options = {
-                name: _plain(values.pop(name), name, group) for name, (group, _) in known.items()
-            }
+            try:
+                options = {
+                    name: _plain(values.pop(name), name, group)
+                    for name, (group, _) in known.items()
+                }
+            except ConfigError as error:
+                typer.echo(f"error: {error.message}", err=True)
+                raise typer.Exit(2) from None
             function(options, **values)
 
         # Arguments, such as a model directory, come before options in the help.
@@ -104,10 +112,14 @@ def _parameter(group: type, name: str, known: Option) -> inspect.Parameter:
     default = defaults_of(group)[name]
     word = name.replace("_", "-")
     flags = known.flags or (f"--{word}",)
+    metavar = known.metavar
+    # Numbers and choices are read here, in `_plain`: an error is in the words of all others.
     if known.choices:
-        make_enum: Any = StrEnum
-        annotation = make_enum(name, {each: each for each in known.choices})
-        default = None if default is None else annotation(default)
+        metavar = metavar or "|".join(known.choices)
+        annotation, default = str, None if default is None else str(default)
+    elif annotation in _NUMBERS:
+        metavar = metavar or _NUMBERS[annotation]
+        annotation = str
     elif annotation is tuple:
         item, *_ = get_args(get_type_hints(group)[name])
         annotation, default = GenericAlias(list, (item,)), None
@@ -117,8 +129,10 @@ def _parameter(group: type, name: str, known: Option) -> inspect.Parameter:
         *flags,
         help=known.full_help,
         envvar=known.envvar,
-        metavar=known.metavar,
+        metavar=metavar,
         show_default=known.shown_default or True,
+        show_envvar=known.envvar is not None,
+        rich_help_panel=panel_of(group, name),
     )
     if default is None:
         annotation = annotation | None
@@ -131,10 +145,34 @@ def _parameter(group: type, name: str, known: Option) -> inspect.Parameter:
 
 
 def _plain(value: Any, name: str, group: type) -> Any:
-    """Return what typer read as the field of a dataclass holds it."""
-    if types_of(group)[name] is tuple:
+    """Return what typer read as the field of a dataclass holds it.
+
+    Raises:
+        ConfigError: it is no number, or none of the choices.
+    """
+    kind, known = types_of(group)[name], options_of(group)[name]
+    if kind is tuple:
         return tuple(value or ())
-    return str(value) if isinstance(value, StrEnum) else value
+    if kind in _NUMBERS and isinstance(value, str):
+        try:
+            return kind(value)
+        except ValueError:
+            what = "an integer" if kind is int else "a number"
+            raise ConfigError(f"{name}: must be {what}, got {value}{_source(name, value)}") from None
+    if known.choices and value is not None and value not in known.choices:
+        choices = ", ".join(known.choices)
+        raise ConfigError(
+            f"{name}: must be one of {choices}, got {value}{_source(name, value)}"
+        )
+    return value
+
+
+def _source(name: str, value: str) -> str:
+    """Return which variable of the environment a value may have come from."""
+    end = f"_{name.upper()}"
+    ours = (each for each in sorted(os.environ) if each.startswith("QUIRE_") and each.endswith(end))
+    found = next((each for each in ours if os.environ[each] == value), None)
+    return f" (of {found} in the environment)" if found else ""
 
 
 def resolve_draft_model(options: Values) -> None:

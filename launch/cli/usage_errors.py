@@ -7,11 +7,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from launch.cli.environment import report
+
 # click's, or the copy of it that later releases of typer have within.
 _exceptions: Any = sys.modules[typer.BadParameter.__module__]
-# By click's names of types.
-_KINDS = {"integer": "an integer", "float": "a number", "boolean": "true or false"}
-
 
 class QuireGroup(TyperGroup):
     """The commands; a mistake on the command line is one line on stderr."""
@@ -27,6 +26,7 @@ class QuireGroup(TyperGroup):
         """Run a command; with `standalone_mode`, end the process with its status."""
         if not standalone_mode:
             return super().main(args, prog_name, *arguments, standalone_mode=False, **extra)
+        report(self, is_child="--ready-fd" in (sys.argv if args is None else args))
         try:
             status = super().main(args, prog_name, *arguments, standalone_mode=False, **extra)
         except _exceptions.UsageError as error:
@@ -69,10 +69,9 @@ def _name(parameter: Any) -> str:
 
 
 def _reason(error: Any) -> str:
-    kind = error.param.type if error.param is not None else None
-    got = error.message.partition(" is not ")[0].strip("'")
-    if choices := getattr(kind, "choices", None):
-        return f"must be one of {', '.join(str(getattr(each, 'value', each)) for each in choices)}, got {got}"
-    if word := _KINDS.get(getattr(kind, "name", "")):
-        return f"must be {word}, got {got}"
-    return " ".join(error.message.split()).rstrip(".")
+    """Return what is wrong with a value of an option that is no field of a dataclass."""
+    text = " ".join(error.message.split()).rstrip(".")
+    number = next((word for word in ("integer", "number", "float") if f"valid {word}" in text), "")
+    if number:
+        return f"must be {'an integer' if number == 'integer' else 'a number'}"
+    return text.removeprefix("Value error, ")

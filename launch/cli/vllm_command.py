@@ -3,8 +3,8 @@
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
+from launch.cli.help import QuireCommand
 from launch.vllm.arguments import split
 from launch.vllm.keywords import TRANSLATED, translate
 from quire.contract.errors import ConfigError
@@ -13,7 +13,7 @@ from quire.contract.errors import ConfigError
 _RENAMED = {"http-port": "port"}
 
 
-class VllmCommand(TyperCommand):
+class VllmCommand(QuireCommand):
     """`quire serve`: its arguments may be those of `vllm serve`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -41,6 +41,8 @@ class ClusterConfig(EngineOptions, DeviceOptions, FrontOptions, ServiceOptions):
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
+    PANEL = "Cluster"
+
     model: Path
     port: int | None = option(
         8000,  # where vLLM's users look for it

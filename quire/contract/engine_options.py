@@ -39,6 +39,8 @@ class PreemptionMode(StrEnum):
 class DeviceOptions(Options):
     """Where a worker computes."""
 
+    PANEL = "Device"
+
     device: str = option(
         "auto",
         "Where workers compute: 'cpu', 'cuda' or 'cuda:N'. 'auto' takes a GPU if there is one.",
@@ -54,6 +56,8 @@ class DeviceOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(Options):
     """How workers load a model."""
+
+    PANEL = "Model"
 
     dtype: str = option("auto", "'auto' takes the model's own type.", choices=DTYPES)
     load_format: str = option(
@@ -95,6 +99,8 @@ class LoadOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(Options):
     """How large steps and cache of a worker are."""
+
+    PANEL = "Memory and steps"
 
     block_size: int = option(
         16,
@@ -144,6 +150,8 @@ class EngineOptions(LoadOptions, CacheOptions):
     Raises:
         ConfigError: a value is out of bounds; names field, limit and value.
     """
+
+    PANEL = "Scheduling"
 
     served_model_name: str = option(
         "", "Name that requests use.", shown_default="name of the directory"

@@ -130,6 +130,13 @@ def options_of(group: type) -> dict[str, Option]:
     return {name: found[name] for name in dict.fromkeys(order) if name in found}
 
 
+def panel_of(group: type, name: str) -> str:
+    """Return under which heading of the help an option of a dataclass stands."""
+    owner = next(base for base in group.__mro__ if name in inspect.get_annotations(base))
+    panel: str = vars(owner).get("PANEL", Options.PANEL)
+    return panel
+
+
 def defaults_of(group: type) -> dict[str, Any]:
     """Return the default of each field that has one."""
     return {each.name: each.default for each in fields(group) if each.default is not MISSING}
@@ -173,7 +180,12 @@ class Options:
     """Base of dataclasses whose fields are options.
 
     They have no slots, so that one class can have the options of several groups.
+
+    Attributes:
+        PANEL: of the help, under which the options of a class stand.
     """
+
+    PANEL = "Options"
 
     def __post_init__(self) -> None:
         """Check each value against its field.

@@ -26,6 +26,8 @@ class ServiceOptions(Options):
         ConfigError: a value is out of bounds; names field, limit and value.
     """
 
+    PANEL = "Addresses, certificates and logs"
+
     host: str = option("127.0.0.1", "Address to listen on, and no other.")
     tls_dir: str | None = option(
         None,
