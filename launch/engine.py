@@ -2,36 +2,23 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from launch.engine_args import EngineArgs
 from launch.engine_requests import OutputSoFar
 from launch.llm import LLM
 from quire.contract.errors import InvalidRequestError, OverloadedError, RequestExistsError
 from quire.contract.request_outputs import RequestOutput
 from quire.contract.sampling_params import SamplingParams
 from quire.sdk.client import AsyncClient
-from quire.sdk.prompts import Prompt, parse_prompts
+from quire.sdk.prompts import Prompt, parse_prompts, with_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
-
-
-class EngineArgs:
-    """Arguments of an engine: the keywords of `LLM`."""
-
-    def __init__(self, model: str | Path | None = None, **keywords: Any) -> None:
-        self.model = model
-        self.keywords = keywords
-
-    def make_llm(self) -> LLM:
-        """Start the cluster that they describe; errors are those of `LLM`."""
-        return LLM(self.model, **self.keywords)
-
-
-class AsyncEngineArgs(EngineArgs):
-    """Arguments of an AsyncLLMEngine."""
 
 
 async def outputs_of(
@@ -43,7 +30,7 @@ async def outputs_of(
         QuireError: as `AsyncClient.stream`.
     """
     [parsed] = parse_prompts(prompt)
-    text = parsed.content if isinstance(parsed.content, str) else None
+    text = parsed.content if isinstance(parsed.content, str) else parsed.shown
     while True:
         output = OutputSoFar(request_id, text, params)
         stream = client.stream(
@@ -68,7 +55,7 @@ class AsyncLLMEngine:
     """An engine for asyncio. Use it in one event loop, and `shutdown` it."""
 
     def __init__(self, args: EngineArgs) -> None:
-        self._llm = args.make_llm()
+        self._llm = LLM(**args.given)
         self._client: AsyncClient | None = None
 
     @classmethod
@@ -126,8 +113,8 @@ class LLMEngine:
     The cluster works on its own; `step` waits for what it has brought.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
-        self._llm = args.make_llm()
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quire-engine", daemon=True
@@ -143,22 +130,35 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Return an engine when its cluster takes requests; errors are those of `LLM`."""
-        return cls(engine_args)
+        return cls(LLM(**engine_args.given))
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """Return the tokenizer of the model; see `LLM.get_tokenizer`."""
+        return self._llm.get_tokenizer()
+
+    tokenizer = property(get_tokenizer)
 
     def add_request(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: Prompt | None,
         params: SamplingParams | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        arrival_time: float | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         priority: int = 0,
     ) -> None:
         """Begin a request; what the cluster refuses `step` raises.
 
         Args:
             request_id: unique among those that run.
-            prompt: text, token ids, or a mapping of "prompt" or "prompt_token_ids".
+            prompt: text, token ids, or a mapping of "prompt" or "prompt_token_ids"; None where
+                prompt_token_ids are given.
             params: None for the defaults.
+            prompt_token_ids: of the prompt, whose text is then only shown.
+            arrival_time: passed over: requests are served in the order in which they come.
+            sampling_params: another name for `params`.
             priority: smaller goes first, in [-100, 100].
 
         Raises:
@@ -167,12 +167,16 @@ class LLMEngine:
         """
         if not request_id:
             raise InvalidRequestError("request_id", "must not be empty, got ''")
+        if params is not None and sampling_params is not None:
+            raise InvalidRequestError("sampling_params", "must be absent where params are given")
+        prompt = with_ids(prompt, prompt_token_ids)
         parse_prompts(prompt)
+        params = params or sampling_params or SamplingParams()
         with self._news:
             if request_id in self._unfinished:
                 raise RequestExistsError(f"request {request_id} exists already")
             self._unfinished.add(request_id)
-        run = self._run(request_id, prompt, self._llm.seeded(params or SamplingParams()), priority)
+        run = self._run(request_id, prompt, self._llm.seeded(params), priority)
         self._call(self._start(request_id, run))
 
     def step(self) -> list[RequestOutput]:

@@ -27,14 +27,22 @@ from quire.contract.request_outputs import (
     CompletionOutput,
     RequestOutput,
 )
-from quire.contract.sampling_params import MAX_SEED, BeamSearchParams, SamplingParams
+from quire.contract.sampling_params import (
+    FILLED_IN,
+    MAX_SEED,
+    BeamSearchParams,
+    SamplingParams,
+)
 from quire.gguf_file import is_model
 from quire.sdk.calls import EmbedOptions, Messages, TemplateOptions
 from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
-from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts
+from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts, with_ids
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from launch.engine import LLMEngine
     from launch.cluster.thread import ClusterThread
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
@@ -61,13 +69,13 @@ class LLM:
     def __init__(
         self,
         model: str | Path | None = None,
+        tokenizer: str | Path | None = None,
         *,
         target: str | Sequence[str] | None = None,
         api_key: str | None = None,
         tls_dir: str | Path | None = None,
         revision: str | None = None,
         download_dir: str | Path | None = None,
-        tokenizer: str | Path | None = None,
         tokenizer_revision: str | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
         seed: int | None = None,
@@ -79,6 +87,8 @@ class LLM:
             model: Hugging Face model directory, a GGUF file, or a name in Hugging Face's local
                 cache; None takes the embedded demo model. With a target, only `chat` with a
                 `chat_template` reads it, for its special tokens.
+            tokenizer: directory or name of a model whose tokenizer and chat template take the place
+                of this model's.
             target: router of a running cluster, "host:port", or several, as for `Client`; the
                 options below are then its own.
             api_key: for the target; None takes QUIRE_API_KEY from the environment, if set.
@@ -86,8 +96,6 @@ class LLM:
                 from there.
             revision: branch, tag or commit of a name.
             download_dir: Hugging Face's cache; None takes that of HF_HUB_CACHE or HF_HOME.
-            tokenizer: directory or name of a model whose tokenizer and chat template take the place
-                of this model's.
             tokenizer_revision: branch, tag or commit of such a name.
             hf_overrides: values that take the place of those in config.json.
             seed: of prompts whose parameters have none: the first has this one, the next one more,
@@ -102,7 +110,7 @@ class LLM:
             UnavailableError: a service died without a word.
         """
         options = cast("EngineKeywords", translate(options)[0])
-        if unknown := options.keys() - EngineKeywords.__annotations__.keys():
+        if unknown := options.keys() - EngineKeywords.__annotations__.keys() - {"launcher"}:
             raise TypeError(f"LLM: {min(unknown)} is no keyword")
         self._model = Path(model) if model is not None else None
         self._next_seed = seed
@@ -136,6 +144,7 @@ class LLM:
         self.target = target
         self._tls_dir, self._api_key = tls_dir, api_key
         self._client = self._connect()
+        self._engine: LLMEngine | None = None
 
     def _connect(self) -> Client:
         return Client(self.target, tls_dir=self._tls_dir, api_key=self._api_key)
@@ -143,6 +152,35 @@ class LLM:
     def async_client(self) -> AsyncClient:
         """Return a client of the same cluster for asyncio; whoever asks for it closes it."""
         return AsyncClient(self.target, tls_dir=self._tls_dir, api_key=self._api_key)
+
+    @property
+    def llm_engine(self) -> "LLMEngine":
+        """An engine over the same cluster, for a loop of `step`; `close` ends both."""
+        from launch.engine import LLMEngine
+
+        if self._engine is None:
+            self._engine = LLMEngine(self)
+        return self._engine
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """Return the tokenizer of the model, as transformers reads it.
+
+        Raises:
+            ConfigError: the model's path is not known, as with a target alone.
+            ModelLoadError: there is none that can be used.
+        """
+        from quire.tokenizer_files import load_tokenizer
+
+        if self._model is None:
+            raise ConfigError("model: must be given with a target, for its tokenizer, got none")
+        return load_tokenizer(self._model)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return parameters that leave to the router what the model's generation_config.json has.
+
+        `generate` takes them where it is given none.
+        """
+        return SamplingParams(left_open=frozenset(FILLED_IN) - {"max_tokens"})
 
     def seeded(self, params: SamplingParams) -> SamplingParams:
         """Return parameters with a seed: their own, or the next of those that start with `seed`."""
@@ -156,8 +194,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         priority: Sequence[int] | None = None,
         include_time_breakdown: bool = False,
     ) -> list[RequestOutput]:
@@ -167,7 +205,8 @@ class LLM:
             prompts: one or many; each a text, token ids, or a mapping that has "prompt" or
                 "prompt_token_ids" and may have "cache_salt".
             sampling_params: for all, or one for each prompt; None for the defaults.
-            prompt_token_ids: of one prompt or many, instead of `prompts`.
+            prompt_token_ids: of one prompt or many, instead of `prompts`, or of these: then their
+                texts are only shown.
             use_tqdm: show a progress bar on the terminal.
             priority: of each prompt, in [-100, 100]; smaller goes first.
             include_time_breakdown: have each output say where its time went.
@@ -179,14 +218,8 @@ class LLM:
             InvalidRequestError: a prompt or parameter is out of bounds; the others are given up.
             UnavailableError: the cluster cannot be reached.
         """
-        if (prompts is None) == (prompt_token_ids is None):
-            raise InvalidRequestError(
-                "prompts",
-                "must be given, or prompt_token_ids, got "
-                + ("neither" if prompts is None else "both"),
-            )
         return self._run_all(
-            parse_prompts(prompt_token_ids if prompts is None else prompts),  # type: ignore[arg-type]
+            parse_prompts(_with_ids(prompts, prompt_token_ids)),
             sampling_params,
             use_tqdm=use_tqdm,
             priority=priority,
@@ -203,7 +236,7 @@ class LLM:
         include_time_breakdown: bool = False,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(wanted)
+            params = [sampling_params or self.get_default_sampling_params()] * len(wanted)
         else:
             params = list(sampling_params)
         priorities = [0] * len(wanted) if priority is None else list(priority)
@@ -388,6 +421,9 @@ class LLM:
 
     def close(self) -> None:
         """Disconnect, and stop the cluster if it is this object's own. May be called again."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
         self._client.close()
         if self._cluster is not None:
             self._cluster.stop()
@@ -403,3 +439,23 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _with_ids(
+    prompts: Prompt | Sequence[Prompt] | None,
+    token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+) -> Prompt | Sequence[Prompt]:
+    """Return prompts with the token ids that are given beside them, or in their place.
+
+    Raises:
+        InvalidRequestError: neither is given, or not one for each.
+    """
+    if prompts is None or token_ids is None:
+        return with_ids(prompts, token_ids)  # type: ignore[arg-type]
+    texts: Any = [prompts] if isinstance(prompts, str) else prompts
+    ids: Any = [token_ids] if len(token_ids) and isinstance(token_ids[0], int) else token_ids
+    if len(texts) != len(ids):
+        raise InvalidRequestError(
+            "prompt_token_ids", f"must be one for each of {len(texts)} prompts, got {len(ids)}"
+        )
+    return [with_ids(text, each) for text, each in zip(texts, ids, strict=True)]

@@ -112,7 +112,7 @@ def _generate(
         ids = completions[0].prompt_token_ids
     else:
         content = prompt.content
-        text = content if isinstance(content, str) else None
+        text = content if isinstance(content, str) else prompt.shown
         ids = tuple(client.tokenize(content) if isinstance(content, str) else content)
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]

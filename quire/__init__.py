@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from launch.engine import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
+    from launch.engine import AsyncLLMEngine, LLMEngine
+    from launch.engine_args import AsyncEngineArgs, EngineArgs
     from launch.llm import LLM
     from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
     from quire.contract.pooling_params import PoolingParams
@@ -44,7 +45,11 @@ def __getattr__(name: str) -> Any:
         from launch.llm import LLM
 
         return LLM
-    if name in ("EngineArgs", "AsyncEngineArgs", "LLMEngine", "AsyncLLMEngine"):
+    if name in ("EngineArgs", "AsyncEngineArgs"):
+        from launch import engine_args
+
+        return getattr(engine_args, name)
+    if name in ("LLMEngine", "AsyncLLMEngine"):
         from launch import engine
 
         return getattr(engine, name)

@@ -162,6 +162,16 @@ def _are_special(backend: "Backend", config: dict[str, Any]) -> bool:
     return all(isinstance(token, str) and token in known for token in named)
 
 
+def load_tokenizer(model: Path) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a directory or of a GGUF file, as users of transformers know it.
+
+    Raises:
+        ModelLoadError: there is none that can be used.
+    """
+    gguf = find_gguf(model)
+    return _load_with_transformers(model) if gguf is None else load_gguf_tokenizer(gguf)
+
+
 def _load_with_transformers(directory: Path) -> "PreTrainedTokenizerBase":
     """Return the tokenizer that transformers makes.
 

@@ -83,6 +83,10 @@ def _counted(to: str) -> _Translation:
     return lambda name, value: {} if plain(value) is None else {to: count(name, value)}
 
 
+def _nothing(_: str, value: Any) -> Keywords:
+    return {}
+
+
 def _dtype(name: str, value: Any) -> Keywords:
     word = str(value).removeprefix("torch.")
     return {name: _DTYPES.get(word, word)}
@@ -208,6 +212,11 @@ _TRANSLATIONS: Mapping[str, _Translation] = MappingProxyType(
         "otlp-traces-endpoint": _renamed("otlp_endpoint"),
         "quantization": _quantization,
         "served-model-name": _served_model_name,
+        # vLLM 0.1.2's.
+        "engine-use-ray": _nothing,
+        "use-dummy-weights": lambda _, value: {"load_format": "dummy"} if plain(value) else {},
+        "use-np-weights": _nothing,
+        "worker-use-ray": lambda _, value: {"launcher": "ray"} if plain(value) else {},
         "shutdown-timeout": _renamed("drain_timeout_s"),
         "speculative-config": _speculative_config,
         "structured-outputs-config": _structured_outputs_config,

@@ -40,6 +40,7 @@ SWITCHES = _names(
     "skip-tokenizer-init sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay",
     "tokens-only trust-remote-code trust-request-chat-template trust-request-mm-kwargs",
     "use-fp64-gumbel use-replayssm use-tqdm-on-load",
+    "engine-use-ray use-dummy-weights use-np-weights worker-use-ray",
 )
 """Options without a value; each has a --no- form."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import StructuredOutputsParams
 
+# vLLM's: a smaller one would draw among logits that tie, and nothing else.
+GREEDY_BELOW = 1e-5
 MAX_STOP_STRINGS = 16
 MAX_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -50,7 +52,7 @@ class SamplingParams:
         early_stopping: when a beam search ends, with `best_of` texts found: True, at once; False,
             when no beam of the present length scores better; "never", when none could at its
             longest.
-        temperature: 0 selects greedy decoding.
+        temperature: below 1e-5 it is 0, which selects greedy decoding.
         top_p: keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
         top_k: keep the k most probable tokens; None keeps all, as 0 and -1 do.
         min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
@@ -89,30 +91,31 @@ class SamplingParams:
         InvalidRequestError: a value is out of bounds; names field, limit and value.
     """
 
+    # The first twelve in vLLM 0.1.2's order, for who gives them by position.
     n: int = 1
     best_of: int | None = None
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    use_beam_search: bool = False
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    logprobs: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     min_p: float = 0.0
     seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
-    logprobs: int | None = None
     prompt_logprobs: int | None = None
-    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -170,6 +173,10 @@ class SamplingParams:
         """Sequences that run for the request."""
         return self.n if self.best_of is None else self.best_of
 
+    def clone(self) -> "SamplingParams":
+        """Return these parameters; nobody can change them."""
+        return self
+
     def _take_other_spellings(self) -> None:
         """Keep one form of what callers may write in several, as vLLM's may."""
         changed: dict[str, object] = {}
@@ -187,6 +194,8 @@ class SamplingParams:
             changed["top_k"] = None
         if self.seed == -1:
             changed["seed"] = None
+        if 0.0 < self.temperature < GREEDY_BELOW:
+            changed["temperature"] = 0.0
         for name, value in changed.items():
             object.__setattr__(self, name, value)
 

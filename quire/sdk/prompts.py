@@ -19,10 +19,12 @@ class ParsedPrompt:
     Attributes:
         content: text or token ids.
         cache_salt: share cached prefixes with prompts of the same salt only.
+        shown: text that outputs show beside token ids; None for none.
     """
 
     content: str | Sequence[int]
     cache_salt: str = ""
+    shown: str | None = None
 
 
 def parse_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ParsedPrompt]:
@@ -46,4 +48,22 @@ def _parse(prompt: Prompt) -> ParsedPrompt:
             "a mapping needs prompt or prompt_token_ids, and may have cache_salt, got "
             + ", ".join(map(str, prompt)),
         )
-    return ParsedPrompt(contents[0], prompt.get("cache_salt", ""))
+    shown = prompt.get("prompt") if len(contents) > 1 else None
+    return ParsedPrompt(contents[0], prompt.get("cache_salt", ""), shown)
+
+
+def with_ids(prompt: Prompt | None, token_ids: Sequence[int] | None) -> Prompt:
+    """Return a prompt whose token ids are given beside it, or in its place.
+
+    Raises:
+        InvalidRequestError: neither is given, or it is no text.
+    """
+    if token_ids is None:
+        if prompt is None:
+            raise InvalidRequestError("prompts", "must be given, or prompt_token_ids, got neither")
+        return prompt
+    if prompt is None:
+        return token_ids
+    if not isinstance(prompt, str):
+        raise InvalidRequestError("prompts", "must be texts where prompt_token_ids are given, too")
+    return {"prompt": prompt, "prompt_token_ids": token_ids}

@@ -1,0 +1,158 @@
+"""Arguments of an engine as vLLM's users write them: a dataclass, a parser, and configs."""
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from quire.contract.engine_options import GIB, EngineKeywords
+from quire.contract.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model an engine has; attributes as of EngineArgs."""
+
+    model: str | Path | None
+    tokenizer: str | Path | None
+    tokenizer_mode: str
+    download_dir: str | Path | None
+    dtype: str
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """What its cache is.
+
+    Attributes:
+        block_size: tokens of a block.
+        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
+        swap_space_bytes: host memory for preempted requests; None for a share of what is free.
+    """
+
+    block_size: int
+    gpu_memory_utilization: float
+    swap_space_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How many workers share the model; attributes as of EngineArgs."""
+
+    pipeline_parallel_size: int
+    tensor_parallel_size: int
+    worker_use_ray: bool
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How large steps are; attributes as of EngineArgs."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(init=False)
+class EngineArgs:
+    """Arguments of an engine: those of vLLM 0.1.2 in its order, and the keywords of `LLM`.
+
+    What is not given is left to `LLM`, whose defaults are those of `quire serve`.
+
+    Attributes:
+        given: by name.
+    """
+
+    model: str | Path | None = None
+    tokenizer: str | Path | None = None
+    tokenizer_mode: str = "auto"
+    download_dir: str | Path | None = None
+    use_np_weights: bool = False
+    use_dummy_weights: bool = False
+    dtype: str = "auto"
+    seed: int | None = None
+    worker_use_ray: bool = False
+    pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    block_size: int = 16
+    swap_space: float | None = None
+    gpu_memory_utilization: float = 0.9
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    disable_log_stats: bool = False
+
+    def __init__(self, *values: Any, **keywords: Any) -> None:
+        """Take arguments by position, in the order of the fields, and by name."""
+        names = [each.name for each in fields(self)]
+        if len(values) > len(names):
+            raise TypeError(f"{type(self).__name__}: at most {len(names)} arguments by position")
+        by_place = dict(zip(names, values, strict=False))
+        if twice := by_place.keys() & keywords.keys():
+            raise TypeError(f"{type(self).__name__}: {min(twice)} is given twice")
+        self.given: dict[str, Any] = {**by_place, **keywords}
+        for name, value in self.given.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add an option for each field and for each keyword of `LLM` to a parser; return it."""
+        kinds = {"int": int, "float": float}
+        annotations = {each.name: str(each.type) for each in fields(cls)}
+        annotations |= {name: str(kind) for name, kind in EngineKeywords.__annotations__.items()}
+        for name, annotation in annotations.items():
+            flags = [f"--{name.replace('_', '-')}"]
+            flags += {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"]}.get(
+                name, []
+            )
+            if "bool" in annotation:
+                how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            else:
+                found = [kind for word, kind in kinds.items() if word in annotation]
+                how = {"type": found[0] if found and "str" not in annotation else str}
+            parser.add_argument(*flags, dest=name, default=None, **how)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Return the arguments that a parser has found; other attributes are passed over."""
+        names = {each.name for each in fields(cls)} | set(EngineKeywords.__annotations__)
+        found = {name: value for name, value in vars(args).items() if name in names}
+        return cls(**{name: value for name, value in found.items() if value is not None})
+
+    def create_engine_configs(
+        self,
+    ) -> tuple[ModelConfig, CacheConfig, ParallelConfig, SchedulerConfig]:
+        """Return what the arguments say of model, cache, workers and steps.
+
+        Raises:
+            ConfigError: pipeline_parallel_size is another than 1.
+        """
+        if self.pipeline_parallel_size != 1:
+            raise ConfigError(
+                f"pipeline_parallel_size: must be 1, got {self.pipeline_parallel_size}"
+            )
+        swap = None if self.swap_space is None else int(self.swap_space * GIB)
+        return (
+            ModelConfig(
+                *(self.model, self.tokenizer or self.model, self.tokenizer_mode),
+                *(self.download_dir, self.dtype, self.seed),
+            ),
+            CacheConfig(self.block_size, self.gpu_memory_utilization, swap),
+            ParallelConfig(
+                self.pipeline_parallel_size, self.tensor_parallel_size, self.worker_use_ray
+            ),
+            SchedulerConfig(self.max_num_batched_tokens, self.max_num_seqs),
+        )
+
+
+@dataclass(init=False)
+class AsyncEngineArgs(EngineArgs):
+    """Arguments of an AsyncLLMEngine."""
+
+    engine_use_ray: bool = False
+    disable_log_requests: bool = False
