@@ -40,6 +40,22 @@ class TooLargeError(InvalidRequestError):
     reason = "TOO_LARGE"
 
 
+class ContextLengthError(InvalidRequestError):
+    """A prompt is longer than the model takes. Agents shorten it when they read this.
+
+    Attributes:
+        num_tokens: of the prompt; 0 where only the message is known.
+        limit: the most that it may have; likewise.
+    """
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+
+    def __init__(self, field: str, message: str, num_tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(field, message)
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
 class ModelNotFoundError(QuireError):
     """The named model is not served here."""
 

@@ -1,5 +1,6 @@
 """The paths of the HTTP port, and what answers them."""
 
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.http import info, tokens
 from router.http.access import HttpAccess
 from router.http.bodies import Bodies
+from router.http.call import REQUEST_ID
 from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
 from router.http.embeddings import endpoint as vectors
@@ -104,8 +106,11 @@ def make_app(
         assert isinstance(error, HTTPException), "registered for it"
         status = HTTPStatus(error.status_code)
         counts["other", int(status)] += 1
-        shape = ANTHROPIC if f"{get_route_path(request.scope)}/".startswith(f"{MESSAGES}/") else OPENAI
-        body = shape.error_body(HttpError(status, status.description or status.phrase), "")
+        path = get_route_path(request.scope)
+        shape = ANTHROPIC if f"{path}/".startswith(f"{MESSAGES}/") else OPENAI
+        text = _why_not(status, request.method, path, routes)
+        request_id = request.headers.get(REQUEST_ID, "") or uuid.uuid4().hex
+        body = shape.error_body(HttpError(status, text), request_id)
         return JSONResponse(body, status, error.headers)
 
     app = Starlette(
@@ -116,6 +121,24 @@ def make_app(
     # To whatever host the request names, and without a key.
     app.router.redirect_slashes = False
     return _under(root_path, app) if root_path else app
+
+
+def _why_not(status: HTTPStatus, method: str, path: str, routes: Sequence[Route]) -> str:
+    """Return what is wrong with a request that no route takes."""
+    shown = path[:128]
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        methods = sorted(
+            name
+            for route in routes
+            if route.path_regex.match(path)
+            for name in route.methods or ()
+            if name != "HEAD"
+        )
+        return f"method: must be {' or '.join(methods)} for {shown}, got {method}"
+    if status is HTTPStatus.NOT_FOUND:
+        there = ", ".join(dict.fromkeys(route.path for route in routes))
+        return f"path: must be one of {there}, got {shown}"
+    return status.description or status.phrase
 
 
 def _under(root_path: str, app: ASGIApp) -> ASGIApp:

@@ -10,7 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from quire.contract.errors import InvalidRequestError, TextDiffersError, TooLargeError
+from quire.contract.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    TextDiffersError,
+    TooLargeError,
+)
 from quire.contract.inputs import (
     DetokenizeInput,
     GenerateInput,
@@ -290,12 +295,17 @@ class Validator:
 
 
 def _check_prompt_length(token_ids: Sequence[int], model: ModelInfo) -> None:
-    limit = model.max_model_len - 1
-    if len(token_ids) > limit:
-        raise InvalidRequestError(
+    _check_length(token_ids, model.max_model_len - 1, model)
+
+
+def _check_length(token_ids: Sequence[int], limit: int, model: ModelInfo) -> None:
+    if (size := len(token_ids)) > limit:
+        raise ContextLengthError(
             "prompt",
-            f"at most {limit} tokens (model length {model.max_model_len}, less one to generate), "
-            f"got {len(token_ids)}",
+            f"must be at most {limit} tokens, got {size}: "
+            f"this model's maximum context length is {model.max_model_len} tokens",
+            size,
+            limit,
         )
 
 
@@ -304,11 +314,7 @@ def _check_vector(token_ids: Sequence[int], model: ModelInfo, params: PoolingPar
         raise InvalidRequestError(
             "model", f"must be one that gives vectors, got {model.name}, of an earlier release"
         )
-    if len(token_ids) > model.max_model_len:
-        raise InvalidRequestError(
-            "prompt",
-            f"at most {model.max_model_len} tokens (the model's length), got {len(token_ids)}",
-        )
+    _check_length(token_ids, model.max_model_len, model)
     if params.dimensions is None:
         return
     if not model.is_matryoshka:

@@ -6,7 +6,7 @@ https://docs.claude.com/en/api/errors
 from http import HTTPStatus
 from typing import Any
 
-from quire.contract.errors import OverloadedError, QuireError, QuotaExceededError
+from quire.contract.errors import ContextLengthError, OverloadedError, QuireError, QuotaExceededError
 from router.http.call import REQUEST_ID
 from router.http.endpoint import ApiShape
 from router.http.errors import status_of
@@ -40,10 +40,14 @@ def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
     """
     status = anthropic_status(error)
     is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    message = error.message
+    if isinstance(error, ContextLengthError) and error.limit:
+        # Word for word: clients that shorten a conversation look for this.
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.limit} maximum"
     kind = _TYPE_OF_STATUS.get(status, "api_error" if is_ours else "invalid_request_error")
     return {
         "type": "error",
-        "error": {"type": kind, "message": error.message},
+        "error": {"type": kind, "message": message},
         "request_id": request_id or None,
     }
 
