@@ -94,4 +94,8 @@ class OutputSoFar:
             outputs=tuple(each.snapshot() for each in self._outputs),
             finished=all(each.finished is not None for each in self._outputs),
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
+            num_cached_tokens=max(
+                (each.finished.num_cached_tokens for each in self._outputs if each.finished),
+                default=None,
+            ),
         )

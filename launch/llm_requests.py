@@ -134,6 +134,7 @@ def _generate(
         finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
         prompt_logprobs=prompt_logprobs,
         time_breakdown=completions[0].time_breakdown,
+        num_cached_tokens=max(each.num_cached_tokens for each in completions),
     )
 
 

@@ -277,6 +277,7 @@ class Delta:
             `text` came with the end of the output. Known in a router alone.
         parsed: what is known to be meant since the last one, of a chat with parse_output; None for
             nothing.
+        num_cached_tokens: of Finished. Known in a router alone.
     """
 
     text: str
@@ -286,6 +287,7 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     texts: tuple[str, ...] = field(default=(), compare=False)
     parsed: ParsedOutput | None = None
+    num_cached_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,7 @@ class Finished:
             told.
         parsed: as of Delta: what is known to be meant now that no text follows.
         vector: of a request for one, as little-endian float32. Known in a router alone.
+        num_cached_tokens: of the prompt, that the prefix cache had when the request began.
     """
 
     finish_reason: FinishReason
@@ -312,6 +315,7 @@ class Finished:
     time_breakdown: TimeBreakdown | None = None
     parsed: ParsedOutput | None = None
     vector: bytes | None = None
+    num_cached_tokens: int = 0
 
 
 Event = Started | Delta | Finished
@@ -334,6 +338,7 @@ class Completion:
         cumulative_logprob: sum over the output's tokens, where it is known.
         prompt_logprobs: of each token of the prompt but the first, if the request asked for them.
         time_breakdown: of the whole request, if it asked for it.
+        num_cached_tokens: as of Finished.
         numerics_id: of the cells that computed it, see Started.
         text_id: of the tokenizer in use.
         prompt_token_ids: of a chat, or where the request asked for them.
@@ -354,6 +359,7 @@ class Completion:
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     time_breakdown: TimeBreakdown | None = None
+    num_cached_tokens: int = 0
     numerics_id: str = ""
     text_id: str = ""
     prompt_token_ids: tuple[int, ...] = ()

@@ -66,6 +66,7 @@ class RequestOutput:
         prompt_logprobs: of each position of the prompt, by token id, None for the first; None if
             they were not asked for.
         time_breakdown: where the time of the request went, if that was asked for.
+        num_cached_tokens: of the prompt, that the prefix cache had; None while that is not known.
     """
 
     request_id: str
@@ -75,6 +76,12 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     time_breakdown: TimeBreakdown | None = None
+    num_cached_tokens: int | None = None
+
+    @property
+    def metrics(self) -> TimeBreakdown | None:
+        """Where its time went: `time_breakdown`, by vLLM's name."""
+        return self.time_breakdown
 
 
 @dataclass(frozen=True, slots=True)

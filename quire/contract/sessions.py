@@ -177,6 +177,7 @@ class StepOutputs:
         time_breakdowns: (request number, its time so far) of those who asked for it.
         vectors: (request number, vector as little-endian float32) of requests for one, which have
             ended with it.
+        cached_tokens: (request number, tokens of its prompt that were in the cache when it began).
     """
 
     request_numbers: list[int] = field(default_factory=list)
@@ -190,6 +191,7 @@ class StepOutputs:
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
     time_breakdowns: list[tuple[int, TimeBreakdown]] = field(default_factory=list)
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
+    cached_tokens: list[tuple[int, int]] = field(default_factory=list)
 
     def add_finished(self, number: int, sequence_index: int, reason: FinishReason) -> None:
         """A sequence of a request ended."""

@@ -240,6 +240,7 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
                     else time_breakdown_to_proto(event.time_breakdown)
                 ),
                 parsed=None if event.parsed is None else parsed_output_to_proto(event.parsed),
+                num_cached_tokens=event.num_cached_tokens,
             )
             return inference_pb2.GenerateResponse(finished=finished)
 
@@ -287,6 +288,7 @@ def event_from_proto(message: inference_pb2.GenerateResponse) -> Event:
                     else None
                 ),
                 parsed_output_from_proto(finished.parsed) if finished.HasField("parsed") else None,
+                num_cached_tokens=finished.num_cached_tokens,
             )
         case other:
             raise ValueError(f"unknown event {other!r} in a GenerateResponse")

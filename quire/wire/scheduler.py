@@ -223,6 +223,10 @@ def step_outputs_to_proto(outputs: StepOutputs) -> scheduler_pb2.StepOutputs:
             scheduler_pb2.RequestVector(request_number=number, vector=vector)
             for number, vector in outputs.vectors
         ],
+        cached_tokens=[
+            scheduler_pb2.RequestCachedTokens(request_number=number, num_tokens=num_tokens)
+            for number, num_tokens in outputs.cached_tokens
+        ],
     )
 
 
@@ -255,6 +259,7 @@ def step_outputs_from_proto(message: scheduler_pb2.StepOutputs) -> StepOutputs:
             for each in message.time_breakdowns
         ],
         vectors=[(each.request_number, each.vector) for each in message.vectors],
+        cached_tokens=[(each.request_number, each.num_tokens) for each in message.cached_tokens],
     )
 
 

@@ -307,6 +307,9 @@ class CellSession:
         for number, breakdown in outputs.time_breakdowns:  # first: tokens may end their requests
             if number in streams:
                 streams[number].ledger.reported(breakdown)
+        for number, num_tokens in outputs.cached_tokens:
+            if number in streams:
+                streams[number].num_cached_tokens = num_tokens
         for number, part in outputs.prompt_logprobs:
             if number in streams:
                 streams[number].push_prompt_logprobs(part.first_position, part.logprobs)

@@ -168,17 +168,23 @@ class Output:
         """Return its log-probability, to rank it by; -inf without a token."""
         return -math.inf if self.cumulative_logprob is None else self.cumulative_logprob
 
-    def read(self, index: int) -> list[Delta | Finished]:
+    def read(self, index: int, num_cached_tokens: int = 0) -> list[Delta | Finished]:
         """Return what is new since the last call.
 
         Args:
             index: that the client knows this output by.
+            num_cached_tokens: of the prompt; see Finished.
         """
         events: list[Delta | Finished] = []
         text, token_ids = self._text.read(), tuple(self.token_ids[self._num_read :])
         if text or token_ids:
             logprobs, pieces = self._logprobs.read(), self._pieces.read()
-            events.append(Delta(text, token_ids, logprobs, index, (), pieces))
+            events.append(
+                Delta(
+                    *(text, token_ids, logprobs, index, (), pieces),
+                    num_cached_tokens=num_cached_tokens,
+                )
+            )
             self._num_read = len(self.token_ids)
         if self.finish_reason is not None and not self._end_read:
             self._end_read = True
@@ -190,6 +196,7 @@ class Output:
                     index,
                     self.cumulative_logprob,
                     vector=self.vector,
+                    num_cached_tokens=num_cached_tokens,
                 )
             )
         return events

@@ -63,6 +63,7 @@ class RequestStream:
         self._received: tuple[ReceivedOutput, ...] = ()
         self.numerics_id = ""
         self.suspect_until = self.num_lost_alone = 0  # as of Submission; set by the session
+        self.num_cached_tokens = 0  # as of Finished; set by the session
         self.block_source: tuple[str, ...] = ()  # likewise
         self.ended = False
         self._deadline = Deadline(deadline_s)
@@ -392,7 +393,7 @@ class RequestStream:
         if prompt_logprobs := self._prompt_logprobs.read():
             events.append(Delta("", (), (), 0, prompt_logprobs))
         for index, output in self._visible_outputs():
-            events.extend(output.read(index))
+            events.extend(output.read(index, self.num_cached_tokens))
         if self._backlog.clear():
             self.owner.read_on(self)
         return events

@@ -76,6 +76,7 @@ class Progress:
         times: of the groups that ended, by their ids.
         time_breakdowns: of the groups that asked for one and got a token or ended, by their ids.
         vectors: (group, vector) of those that asked for one, which have ended.
+        cached_tokens: (group, tokens of its prompt that were in the cache when it began).
     """
 
     group_ids: list[int] = field(default_factory=list)
@@ -89,3 +90,4 @@ class Progress:
     times: dict[int, GroupTime] = field(default_factory=dict)
     time_breakdowns: dict[int, TimeBreakdown] = field(default_factory=dict)
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
+    cached_tokens: list[tuple[int, int]] = field(default_factory=list)

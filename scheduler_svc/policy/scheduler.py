@@ -96,6 +96,8 @@ class Scheduler:
         )
         self.queues = Queues()
         self._trials = Trials(self.queues)
+        # Of groups that have begun since the last result: tokens that the cache had.
+        self._prefix_hits: list[tuple[int, int]] = []
         self.prefix_cache = PrefixCache(block_manager, enable_prefix_caching)
         self.preemption_costs = PreemptionCosts()
         self.counters = PreemptionCounters()
@@ -159,6 +161,7 @@ class Scheduler:
         """
         self.queues.advance(now)
         progress, groups, prefilling = Progress(), self.residency.groups, self.queues.prefilling
+        progress.cached_tokens, self._prefix_hits = self._prefix_hits, []
         for sequence_id, prompt_logprobs in result.prompt_logprobs:  # sequences may end below
             if (group := self.residency.find(sequence_id)) is not None:
                 progress.prompt_logprobs.append((group.group_id, prompt_logprobs))
@@ -243,6 +246,8 @@ class Scheduler:
                 return
             self.queues.start(group)
             self.residency.start(group, prefix)
+            if prefix and not group.is_charged:  # at its first start, here or elsewhere
+                self._prefix_hits.append((group.group_id, len(prefix) * self._blocks.block_size))
             waiting.charge_start(group)
             self._schedule_group(group, step)
             if only_first or group.suspect_until:

@@ -81,6 +81,10 @@ class Routes:
                 step.token_ids.append(token_id)
                 if progress.logprobs:
                     step.logprobs.append(progress.logprobs[place])
+        for group_id, num_tokens in progress.cached_tokens:
+            if found := step_of(group_id):
+                number, step = found
+                step.cached_tokens.append((number, num_tokens))
         for group_id, prompt_logprobs in progress.prompt_logprobs:
             if found := step_of(group_id):
                 number, step = found

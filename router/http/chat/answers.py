@@ -79,7 +79,8 @@ class StreamedChat:
             content["prompt_token_ids"] = list(choices.started.prompt_token_ids)
         if request.continuous_usage:
             num_prompt = choices.started.num_prompt_tokens
-            content["usage"] = token_usage(num_prompt, self._num_tokens[part.index])
+            num_tokens = self._num_tokens[part.index]
+            content["usage"] = token_usage(num_prompt, num_tokens, choices.num_cached_tokens)
         elif request.include_usage:
             content["usage"] = None
         return event_bytes(to_json(content), event_id)

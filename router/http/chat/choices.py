@@ -48,6 +48,7 @@ class ChatChoices:
         started: the first event; None before.
         prompt_logprobs: so far.
         num_tokens: of all choices so far.
+        num_cached_tokens: of the prompt; known from the first token on.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ChatChoices:
     ) -> None:
         self.started: Started | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.num_tokens = 0
+        self.num_tokens = self.num_cached_tokens = 0
         self._n = n
         self._top_logprobs = top_logprobs
         self._token_bytes = token_bytes
@@ -68,10 +69,10 @@ class ChatChoices:
         self._tails = [""] * n
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """The numbers of tokens so far."""
         num_prompt = 0 if self.started is None else self.started.num_prompt_tokens
-        return token_usage(num_prompt, self.num_tokens)
+        return token_usage(num_prompt, self.num_tokens, self.num_cached_tokens)
 
     @property
     def fingerprint(self) -> str | None:
@@ -86,9 +87,11 @@ class ChatChoices:
                 self.started = event
                 yield from (Part(index, is_first=True) for index in range(self._n))
             case Delta():
+                self.num_cached_tokens = event.num_cached_tokens
                 self.prompt_logprobs.extend(event.prompt_logprobs)
                 yield from self._take_delta(event)
             case Finished():
+                self.num_cached_tokens = event.num_cached_tokens
                 text, self._tails[event.index] = self._tails[event.index], ""
                 yield Part(event.index, text, end=event)
 

@@ -17,10 +17,11 @@ def _fingerprint(prompts: Sequence[PromptChoices]) -> str | None:
     return fingerprint(started)
 
 
-def usage(prompts: Sequence[PromptChoices]) -> dict[str, int]:
+def usage(prompts: Sequence[PromptChoices]) -> dict[str, Any]:
     """Return the numbers of tokens so far."""
     num_prompt = sum(each.started.num_prompt_tokens for each in prompts if each.started)
-    return token_usage(num_prompt, sum(each.num_tokens for each in prompts))
+    num_tokens = sum(each.num_tokens for each in prompts)
+    return token_usage(num_prompt, num_tokens, sum(each.num_cached_tokens for each in prompts))
 
 
 class StreamedAnswer:
@@ -91,7 +92,8 @@ class StreamedAnswer:
         }
         if request.continuous_usage:
             num_prompt = choices.started.num_prompt_tokens
-            content["usage"] = token_usage(num_prompt, self._num_tokens[part.index])
+            num_tokens = self._num_tokens[part.index]
+            content["usage"] = token_usage(num_prompt, num_tokens, choices.num_cached_tokens)
         elif request.include_usage:
             content["usage"] = None
         return event_bytes(to_json(content), event_id)

@@ -52,6 +52,7 @@ class PromptChoices:
     Attributes:
         started: the first event; None before.
         num_tokens: of all its choices so far.
+        num_cached_tokens: of the prompt; known from the first token on.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PromptChoices:
         make_detokenizer: Callable[[Sequence[int]], Detokenizer] | None = None,
     ) -> None:
         self.started: Started | None = None
-        self.num_tokens = 0
+        self.num_tokens = self.num_cached_tokens = 0
         self._request = request
         self._first = place * request.n
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -129,10 +130,12 @@ class PromptChoices:
                     prompt, n = event.prompt_token_ids, self._request.n
                     self._detokenizers = [self._make_detokenizer(prompt) for _ in range(n)]
             case Delta():
+                self.num_cached_tokens = event.num_cached_tokens
                 self._prompt_logprobs.extend(event.prompt_logprobs)
                 if event.text or event.token_ids:
                     yield from self._take_delta(event)
             case Finished():
+                self.num_cached_tokens = event.num_cached_tokens
                 text, self._tails[event.index] = self._tails[event.index], ""
                 yield Part(self._first + event.index, text, end=event)
 

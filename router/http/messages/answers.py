@@ -103,12 +103,13 @@ class MessageAnswer:
         return message
 
     def _usage(self) -> dict[str, int]:
-        usage = self._choices.usage
+        usage, num_cached = self._choices.usage, self._choices.num_cached_tokens
         return {
-            "input_tokens": usage["prompt_tokens"],
+            # Those that the cache had are counted apart.
+            "input_tokens": usage["prompt_tokens"] - num_cached,
             "output_tokens": usage["completion_tokens"],
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
         }
 
     def _reasons(self) -> dict[str, str | None]:

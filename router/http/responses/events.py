@@ -115,9 +115,7 @@ class ResponseState:
             "output": [] if end is None else self._items.done,
             "usage": None,
             "seed": None if started is None else started.seed,
-            "system_fingerprint": (
-                None if started is None else fingerprint(started)
-            ),
+            "system_fingerprint": None if started is None else fingerprint(started),
         }
         if status == "incomplete":
             is_length = end is not None and end.finish_reason is FinishReason.LENGTH
@@ -126,7 +124,10 @@ class ResponseState:
         if end is not None:
             content["usage"] = {
                 "input_tokens": num_prompt,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {
+                    "cached_tokens": end.num_cached_tokens,
+                    "cache_write_tokens": 0,
+                },
                 "output_tokens": self._num_tokens,
                 "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
                 "total_tokens": num_prompt + self._num_tokens,
