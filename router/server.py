@@ -34,6 +34,7 @@ from router.text.tokenize import Tokenizer
 if TYPE_CHECKING:
     from quire.observe.metrics.pages import ServiceAdmin
     from router.http.front import HttpFront
+    from router.metrics import RouterAliases, RouterCollector
 
 SERVICE_NAME = "quire.v1.InferenceService"
 DRAIN_LOOK_INTERVAL_S = 0.05
@@ -115,7 +116,9 @@ class Router:
             from router.http import front
 
             self._http = front.HttpFront(
-                config, self.inference, self._api_keys, self._why_not_serving
+                *(config, self.inference, self._api_keys, self._why_not_serving),
+                self._metrics,
+                next(iter(self._template.sources), None),
             )
         self.http_address = ""
         facades.add_facades(
@@ -132,19 +135,29 @@ class Router:
             UnavailableError: the address cannot be bound.
         """
         from quire.observe.metrics.pages import ServiceAdmin
-        from router.metrics import RouterAliases, RouterCollector
 
         self._admin = ServiceAdmin(
             "router",
-            RouterCollector(
-                self._counters, self._cells, self.orphans, self._num_unauthenticated, self._http
-            ),
-            RouterAliases(self._counters),
+            *self._collectors(),
             is_ready=lambda: self._server.is_serving,
             why_not_ready=lambda: self._cells.why_not_serving,
             certificate_expiry=lambda: self._server.certificate_not_after,
         )
         return await self._admin.start(port, host)
+
+    def _collectors(self) -> "tuple[RouterCollector, RouterAliases]":
+        from router.metrics import RouterAliases, RouterCollector
+
+        own = RouterCollector(
+            self._counters, self._cells, self.orphans, self._num_unauthenticated, self._http
+        )
+        return own, RouterAliases(self._counters)
+
+    def _metrics(self) -> bytes:
+        """Return the metrics, under our names and under vLLM's."""
+        from prometheus_client.exposition import generate_latest
+
+        return b"".join(generate_latest(each) for each in self._collectors())
 
     def _num_unauthenticated(self) -> int:
         num_over_http = self._http.access.num_refused if self._http else 0

@@ -109,7 +109,7 @@ class Collector:
                     cumulative_logprob=finished.cumulative_logprob,
                     prompt_logprobs=tuple(self._prompt_logprobs),
                     time_breakdown=self._time_breakdown,
-                    num_cached_tokens=parts.finished.num_cached_tokens if parts.finished else 0,
+                    num_cached_tokens=finished.num_cached_tokens,
                     numerics_id=self._started.numerics_id,
                     text_id=self._started.text_id,
                     prompt_token_ids=tuple(self._started.prompt_token_ids),

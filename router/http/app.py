@@ -31,6 +31,8 @@ from router.http.endpoint import (
     Handle,
 )
 from router.http.errors import HttpError
+from router.http.generate import generate
+from router.http.home import home
 from router.http.messages import endpoint as messages
 from router.http.messages.errors import ANTHROPIC
 from router.http.responses import endpoint as responses
@@ -52,6 +54,8 @@ def make_app(
     cors_origins: Sequence[str] = (),
     root_path: str = "",
     body_defaults: BodyDefaults = NO_DEFAULTS,
+    metrics: Callable[[], bytes] = bytes,
+    tokenizer: Handle | None = None,
     num_answers: Counter[tuple[str, int]] | None = None,
 ) -> ASGIApp:
     """Return the application.
@@ -66,6 +70,8 @@ def make_app(
         cors_origins: whose pages browsers let read answers; "*" for all.
         root_path: under which paths are taken, too.
         body_defaults: what is added to the bodies of OpenAI's chats and completions.
+        metrics: returns those of the router, as Prometheus reads them.
+        tokenizer: answers what the tokenizer is; None where that is not known.
         num_answers: to count in, by route and status.
     """
     counts = Counter() if num_answers is None else num_answers
@@ -84,13 +90,18 @@ def make_app(
     one = "/v1/responses/{response_id}"
     routes = [
         get("/health", info.health(why_not_serving), is_open=True),
+        get("/ping", info.health(why_not_serving), is_open=True),
+        post("/ping", info.health(why_not_serving), has_body=False),
         get("/version", info.version),
+        get("/load", info.load(inference)),
+        get("/metrics", info.metrics(metrics)),
         get("/v1/models", models.list),
         # A name may have slashes, as those of a hub do.
         get("/v1/models/{model:path}", models.retrieve),
         post("/v1/completions", completions.completions(inference)),
         post("/v1/chat/completions", chat.chat_completions(inference)),
         post("/v1/responses", create, RESPONSES),
+        post("/v1/responses/input_tokens", responses.input_tokens(inference), RESPONSES),
         get(one, retrieve, shape=RESPONSES),
         post(f"{one}/cancel", responses.cancel(inference, held), has_body=False),
         post(MESSAGES, messages.create(inference), ANTHROPIC),
@@ -100,7 +111,11 @@ def make_app(
         *(post(f"{version}/rerank", vectors.rerank(inference)) for version in ("", "/v1", "/v2")),
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
+        *([get("/tokenizer_info", tokenizer)] if tokenizer is not None else []),
+        post("/generate", generate(inference)),
     ]
+    paths = [f"{min(each.methods or ()):<5} {each.path}" for each in routes]
+    routes.append(get("/", home(inference, paths), is_open=True))
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for it"

@@ -53,6 +53,7 @@ class HttpCall:
         headers: of the request.
         path_params: parts of its path, by name.
         query: what follows its path.
+        base_url: under which its client finds the paths.
         caller: who makes it.
         body: fields of its body; none where it has no body, or not any more.
         request_id: that it brings; "" for none.
@@ -73,6 +74,8 @@ class HttpCall:
         self.headers = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query = QueryParams(scope["query_string"])
+        host = self.headers.get("host", "localhost")
+        self.base_url = f"{scope.get('scheme', 'http')}://{host}{scope.get('root_path', '')}"
         self.caller: Caller = ANYONE
         self.body = Fields({})
         self.request_id = ""
@@ -150,8 +153,17 @@ class HttpCall:
             status: of the answer.
             headers: beside those of every answer.
         """
-        body = to_json(content)
-        own = {"content-type": "application/json", "content-length": str(len(body))}
+        await self.answer_with(to_json(content), "application/json", status, headers)
+
+    async def answer_with(
+        self,
+        body: bytes,
+        content_type: str,
+        status: int = HTTPStatus.OK,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send the whole answer as it stands; arguments as of `answer`."""
+        own = {"content-type": content_type, "content-length": str(len(body))}
         await self.begin(status, {**own, **(headers or {})})
         await self.write(body, is_last=True)
 

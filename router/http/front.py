@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from quire.security.api_keys import ApiKeys
 from router.config import RouterConfig
@@ -10,6 +11,7 @@ from router.http.access import HttpAccess
 from router.http.app import make_app
 from router.http.bodies import Bodies
 from router.http.endpoint import BodyDefaults
+from router.http.info import tokenizer_info
 from router.http.server import HttpServer
 from router.http.tls import file_context, server_context
 from router.requests.inference import Inference
@@ -23,6 +25,8 @@ class HttpFront:
         inference: answers requests.
         keys: that are valid; None where calls need none.
         why_not_serving: returns a line while requests cannot be computed; "" while all is well.
+        metrics: returns those of the router, as Prometheus reads them.
+        chat_template: in use; None for none.
 
     Attributes:
         server: that listens.
@@ -36,6 +40,8 @@ class HttpFront:
         inference: Inference,
         keys: ApiKeys | None,
         why_not_serving: Callable[[], str],
+        metrics: Callable[[], bytes],
+        chat_template: str | None,
     ) -> None:
         self._config = config
         self.num_answers: Counter[tuple[str, int]] = Counter()
@@ -52,6 +58,8 @@ class HttpFront:
             body_defaults=BodyDefaults(
                 config.enable_force_include_usage, config.return_tokens_as_token_ids
             ),
+            metrics=metrics,
+            tokenizer=tokenizer_info(Path(config.model), chat_template),
             num_answers=self.num_answers,
         )
         # What watches the events of a request comes first, and says why it ends.

@@ -1,7 +1,10 @@
 """What the HTTP port says of itself: models, health, version."""
 
+import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from quire.contract.errors import ModelNotFoundError, UnavailableError
@@ -9,6 +12,10 @@ from quire.version import __version__
 from router.http.call import HttpCall
 from router.http.endpoint import Handle
 from router.requests.inference import Inference
+
+
+# A header that clients of Anthropic's API send, and no others.
+_ANTHROPIC = "anthropic-version"
 
 
 class Models:
@@ -23,8 +30,21 @@ class Models:
         self._created = int(time.time())
 
     async def list(self, call: HttpCall) -> None:
-        """Answer with all of them."""
-        await call.answer({"object": "list", "data": list(self._entries().values())})
+        """Answer with all of them, in the shape of the API whose client asks."""
+        entries = list(self._entries().values())
+        if _ANTHROPIC not in call.headers:
+            await call.answer({"object": "list", "data": entries})
+            return
+        data = [self._anthropic(each) for each in entries]
+        ids = [each["id"] for each in data]
+        await call.answer(
+            {
+                "data": data,
+                "has_more": False,
+                "first_id": ids[0] if ids else None,
+                "last_id": ids[-1] if ids else None,
+            }
+        )
 
     async def retrieve(self, call: HttpCall) -> None:
         """Answer with the one that the path names.
@@ -36,7 +56,13 @@ class Models:
         if name not in entries:
             served = ", ".join(entries) or "none now"
             raise ModelNotFoundError(f"model: {name} is not served; served: {served}")
-        await call.answer(entries[name])
+        entry = entries[name]
+        await call.answer(self._anthropic(entry) if _ANTHROPIC in call.headers else entry)
+
+    def _anthropic(self, entry: dict[str, Any]) -> dict[str, Any]:
+        created = datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        name = entry["id"]
+        return {"type": "model", "id": name, "display_name": name, "created_at": created}
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """Return what describes each model, by its name."""
@@ -69,6 +95,47 @@ def health(why_not_serving: Callable[[], str]) -> Handle:
         if reason:
             raise UnavailableError(f"not serving: {reason}")
         await call.answer({"status": "ok"})
+
+    return handle
+
+
+def load(inference: Inference) -> Handle:
+    """Return what says how many requests there are."""
+
+    async def handle(call: HttpCall) -> None:
+        await call.answer({"server_load": inference.num_open})
+
+    return handle
+
+
+def metrics(exposition: Callable[[], bytes]) -> Handle:
+    """Return what shows metrics to Prometheus."""
+
+    async def handle(call: HttpCall) -> None:
+        await call.answer_with(exposition(), "text/plain; version=0.0.4; charset=utf-8")
+
+    return handle
+
+
+def tokenizer_info(model: Path, chat_template: str | None) -> Handle:
+    """Return what shows tokenizer_config.json, with the chat template in use.
+
+    Args:
+        model: whose tokenizer it is; a GGUF file has no such file.
+        chat_template: None for none.
+    """
+    try:
+        found = json.loads((model / "tokenizer_config.json").read_text("utf-8-sig"))
+    except (OSError, ValueError):
+        found = {}
+    content = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **(found if isinstance(found, dict) else {}),
+        "chat_template": chat_template,
+    }
+
+    async def handle(call: HttpCall) -> None:
+        await call.answer(content)
 
     return handle
 

@@ -84,6 +84,11 @@ class Inference:
         self.vector_calls = VectorCalls()
         self.tokenizing = asyncio.Semaphore(MAX_TEXTS_AT_ONCE)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return self._counters.num_open
+
     @contextmanager
     def refusals(self, caller: Caller) -> Iterator[None]:
         """Count what is raised inside as a refused request: a front has yet to read one."""

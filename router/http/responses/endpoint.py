@@ -61,6 +61,17 @@ def create(inference: Inference, held: HeldResponses) -> Handle:
     return handle
 
 
+def input_tokens(inference: Inference) -> Handle:
+    """Return what counts the tokens of a prompt."""
+
+    async def handle(call: HttpCall) -> None:
+        chat = read_request(call.body, uuid.uuid4().hex).chat
+        prompt = (await inference.generate_input(chat)).prompt
+        await call.answer({"object": "response.input_tokens", "input_tokens": len(prompt)})
+
+    return handle
+
+
 def retrieve(inference: Inference, held: HeldResponses) -> Handle:
     """Return what goes on with streams, after the event that their clients received last."""
 
