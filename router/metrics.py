@@ -48,6 +48,10 @@ class HttpActivity(Protocol):
         """Answers so far, by route and status."""
 
     @property
+    def num_unknown_fields(self) -> Mapping[tuple[str, str], int]:
+        """Fields of bodies so far that no API knows, by route and name."""
+
+    @property
     def num_requests(self) -> int:
         """Requests that have no complete answer."""
 
@@ -216,6 +220,13 @@ def _http_activity(http: HttpActivity | None) -> Iterator[Metric]:
         "Requests over HTTP that were answered, or whose clients went away, by status.",
         {(route, str(status)): number for (route, status), number in answers.items()},
         ("route", "status"),
+    )
+    unknown = http.num_unknown_fields if http else {}
+    yield counter(
+        "quire_router_http_unknown_fields_total",
+        "Fields of requests over HTTP that no API knows, and nothing obeys.",
+        unknown,
+        ("route", "field"),
     )
     yield gauge(
         "quire_router_http_open_requests",

@@ -33,6 +33,7 @@ class EmbedInput:
         priority: smaller goes first, in [-100, 100].
         cache_salt: cached prefixes are shared within a salt only.
         include_prompt_token_ids: return the token ids of each prompt.
+        truncate_right: of a prompt that is truncated, use the first tokens.
 
     Raises:
         InvalidRequestError: there are no prompts, or too many, or a value is out of bounds.
@@ -47,6 +48,7 @@ class EmbedInput:
     priority: int = 0
     cache_salt: str = ""
     include_prompt_token_ids: bool = False
+    truncate_right: bool = False
 
     def __post_init__(self) -> None:
         check_num_inputs("inputs", len(self.prompts))

@@ -14,6 +14,7 @@ MAX_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_SEED = 2**64 - 1
 MAX_TOKENS = 2**31 - 1
+ALL_THAT_FIT = -1
 DEFAULT_MAX_TOKENS = 16  # vLLM's, and OpenAI's for completions
 MAX_LOGPROBS = 20
 MAX_WIDTH = 64
@@ -81,7 +82,9 @@ class SamplingParams:
             the stop token or end-of-text id.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: put spaces around special tokens that are not left out.
-        truncate_prompt_tokens: use only so many tokens of the prompt, its last ones; None uses all.
+        truncate_prompt_tokens: use only so many tokens of the prompt, its last ones; -1 for as many
+            as leave room for the output; None uses all.
+        truncate_right: use the first ones instead.
         structured_outputs: the grammar of the output. Where it allows nothing more an end-of-text
             id is sampled, also before min_tokens. None allows any text.
         left_open: names of those of FILLED_IN that a router fills in from the model's
@@ -120,6 +123,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncate_right: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     left_open: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -154,7 +158,8 @@ class SamplingParams:
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens or MAX_TOKENS)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
+        if self.truncate_prompt_tokens != ALL_THAT_FIT:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS)
         _check_texts("stop", self.stop)
         _check_texts("bad_words", self.bad_words)
         for token_ids in self.bad_words_token_ids:

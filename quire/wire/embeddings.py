@@ -31,6 +31,7 @@ def embed_input_to_proto(request: EmbedInput) -> inference_pb2.EmbedRequest:
         priority=request.priority,
         cache_salt=request.cache_salt,
         include_prompt_token_ids=request.include_prompt_token_ids,
+        truncate_right=request.truncate_right,
     )
 
 
@@ -65,6 +66,7 @@ def embed_input_from_proto(message: inference_pb2.EmbedRequest) -> EmbedInput:
         message.priority,
         message.cache_salt,
         message.include_prompt_token_ids,
+        message.truncate_right,
     )
 
 

@@ -33,6 +33,7 @@ from router.http.endpoint import (
 from router.http.errors import HttpError
 from router.http.generate import generate
 from router.http.home import home
+from router.http.known_fields import UnknownFields
 from router.http.messages import endpoint as messages
 from router.http.messages.errors import ANTHROPIC
 from router.http.responses import endpoint as responses
@@ -56,6 +57,7 @@ def make_app(
     body_defaults: BodyDefaults = NO_DEFAULTS,
     metrics: Callable[[], bytes] = bytes,
     tokenizer: Handle | None = None,
+    unknown_fields: UnknownFields | None = None,
     num_answers: Counter[tuple[str, int]] | None = None,
 ) -> ASGIApp:
     """Return the application.
@@ -72,10 +74,14 @@ def make_app(
         body_defaults: what is added to the bodies of OpenAI's chats and completions.
         metrics: returns those of the router, as Prometheus reads them.
         tokenizer: answers what the tokenizer is; None where that is not known.
+        unknown_fields: to count in those that no API knows.
         num_answers: to count in, by route and status.
     """
     counts = Counter() if num_answers is None else num_answers
-    around = Around(inference, access, bodies, keep_alive_s, counts, body_defaults)
+    around = Around(
+        *(inference, access, bodies, keep_alive_s, counts, body_defaults),
+        UnknownFields() if unknown_fields is None else unknown_fields,
+    )
 
     def get(path: str, handle: Handle, is_open: bool = False, shape: ApiShape = OPENAI) -> Route:
         endpoint = Endpoint(around, path, handle, has_body=False, is_open=is_open, shape=shape)

@@ -119,6 +119,17 @@ class HttpCall:
         """
         self.body, self._release_body = Fields(values), release
 
+    def take_request_id(self) -> None:
+        """Take the request id of the body, vLLM's field, where no header has one.
+
+        Raises:
+            InvalidRequestError: it is malformed.
+        """
+        if not self.request_id and "request_id" in self.body:
+            request_id = self.body.text("request_id")
+            check_id("request_id", request_id)
+            self.request_id = request_id
+
     def forget_body(self) -> None:
         """Let the body go, once all that is wanted was read of it: a stream may last for hours."""
         self.body = Fields({})

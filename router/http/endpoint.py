@@ -1,6 +1,7 @@
 """What happens around every request over HTTP, whichever API it is of."""
 
 import asyncio
+import re
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from router.http.bodies import Bodies
 from router.http.call import REQUEST_ID, HttpCall, to_json
 from router.http.errors import ClientGoneError, headers_of, openai_error, status_of
 from router.http.event_stream import event_bytes
+from router.http.known_fields import TABLES, UnknownFields
 from router.requests.inference import Inference
 
 # Of a client that went away before its answer; no such answer is ever sent.
@@ -108,6 +110,7 @@ class Around:
         keep_alive_s: how long a stream of events may be silent.
         num_answers: so far, by route and status.
         body_defaults: what this router adds to bodies.
+        unknown_fields: of bodies, so far.
     """
 
     inference: Inference
@@ -116,6 +119,7 @@ class Around:
     keep_alive_s: float
     num_answers: Counter[tuple[str, int]]
     body_defaults: BodyDefaults = NO_DEFAULTS
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
 
 class Endpoint:
@@ -146,6 +150,8 @@ class Endpoint:
         self._has_body = has_body
         self._is_open = is_open
         self._shape = shape
+        # Score and rerank have several routes.
+        self._table = TABLES.get(route) or TABLES.get(re.sub(r"^/v\d", "", route))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; whatever it raises becomes an answer, or ends the connection."""
@@ -187,6 +193,10 @@ class Endpoint:
                     if self._shape is OPENAI:
                         body = self._around.body_defaults.added_to(body)
                     call.keep_body(body, release)
+                    call.take_request_id()
+                    if self._table is not None:
+                        unknown = self._table.check(call.body)
+                        self._around.unknown_fields.add(self.route, unknown)
                 async with call.while_connected():
                     await self._handle(call)
         except TimeoutError:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from quire.security.api_keys import ApiKeys
@@ -12,6 +12,7 @@ from router.http.app import make_app
 from router.http.bodies import Bodies
 from router.http.endpoint import BodyDefaults
 from router.http.info import tokenizer_info
+from router.http.known_fields import UnknownFields
 from router.http.server import HttpServer
 from router.http.tls import file_context, server_context
 from router.requests.inference import Inference
@@ -45,6 +46,7 @@ class HttpFront:
     ) -> None:
         self._config = config
         self.num_answers: Counter[tuple[str, int]] = Counter()
+        self._unknown_fields = UnknownFields()
         self.access = HttpAccess(keys)
         app = make_app(
             inference,
@@ -61,6 +63,7 @@ class HttpFront:
             metrics=metrics,
             tokenizer=tokenizer_info(Path(config.model), chat_template),
             num_answers=self.num_answers,
+            unknown_fields=self._unknown_fields,
         )
         # What watches the events of a request comes first, and says why it ends.
         write_timeout_s = 2 * config.stalled_reader_timeout_s
@@ -71,6 +74,11 @@ class HttpFront:
             has_roles = config.client_certificates
             tls = server_context(config.tls, has_roles)
         self.server = HttpServer(app, tls, has_roles, write_timeout_s)
+
+    @property
+    def num_unknown_fields(self) -> Mapping[tuple[str, str], int]:
+        """Fields of bodies so far that no API knows, by route and name."""
+        return self._unknown_fields.counts
 
     @property
     def num_requests(self) -> int:

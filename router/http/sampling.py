@@ -67,10 +67,19 @@ def read_sampling_params(
         skip_special_tokens=body.boolean("skip_special_tokens", True),
         spaces_between_special_tokens=body.boolean("spaces_between_special_tokens", True),
         truncate_prompt_tokens=body.integer("truncate_prompt_tokens"),
+        truncate_right=truncates_right(body),
         structured_outputs=read_structured_outputs(body, response_format),
         left_open=_left_open(body, own, is_search),
         **own,
     )
+
+
+def truncates_right(body: Fields) -> bool:
+    """Return whether a prompt that is cut keeps its first tokens; vLLM's `truncation_side`."""
+    side = body.text("truncation_side", "left")
+    if side not in ("left", "right"):
+        raise body.refuse("truncation_side", f"must be left or right, got {side[:32]!r}")
+    return side == "right"
 
 
 def _left_open(body: Fields, own: Mapping[str, Any], is_search: bool) -> frozenset[str]:

@@ -81,6 +81,7 @@ class Embedder:
                 temperature=0.0,
                 seed=0,
                 truncate_prompt_tokens=num_kept,
+                truncate_right=request.truncate_right,
             )
         request_id = request.request_id or uuid.uuid4().hex
         # Short enough, and no other request's.

@@ -15,6 +15,7 @@ def scheduler_params(params: SamplingParams) -> SamplingParams:
         spaces_between_special_tokens=True,
         bad_words=(),
         truncate_prompt_tokens=None,
+        truncate_right=False,
     )
     if params.width > params.n and params.logprobs is None:
         return dataclasses.replace(params, logprobs=0)  # to rank the outputs by

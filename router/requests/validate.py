@@ -25,7 +25,7 @@ from quire.contract.inputs import (
 )
 from quire.contract.outputs import ModelInfo
 from quire.contract.pooling_params import PoolingParams
-from quire.contract.sampling_params import SamplingParams
+from quire.contract.sampling_params import ALL_THAT_FIT, SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.observe.tracing import child
 from router.requests.time_ledger import Part, TimeLedger
@@ -189,8 +189,7 @@ class Validator:
                 raise InvalidRequestError("prompt", "at least 1 token, got 0")
         else:
             token_ids = request.prompt
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        token_ids = _truncated(token_ids, params, model)
         room = model.max_model_len - len(token_ids)
         capped = params.max_tokens or room
         if request.pooling_params is not None:
@@ -292,6 +291,18 @@ class Validator:
             size = len(text.encode())
         if size > self._max_prompt_bytes:
             raise InvalidRequestError(field, f"at most {self._max_prompt_bytes} bytes, got {size}")
+
+
+def _truncated(
+    token_ids: Sequence[int], params: SamplingParams, model: ModelInfo
+) -> Sequence[int]:
+    """Return the tokens of a prompt that its parameters leave of it."""
+    num_kept = params.truncate_prompt_tokens
+    if num_kept is None:
+        return token_ids
+    if num_kept == ALL_THAT_FIT:
+        num_kept = max(1, model.max_model_len - (params.max_tokens or 1))
+    return token_ids[:num_kept] if params.truncate_right else token_ids[-num_kept:]
 
 
 def _check_prompt_length(token_ids: Sequence[int], model: ModelInfo) -> None:

@@ -31,7 +31,7 @@ def chat_completions(inference: Inference) -> Handle:
             n, request.top_logprobs, inference.token_bytes, request.tokens_as_ids
         )
         reader = inference.reader(opened.chat)
-        messages = Messages(reader)
+        messages = Messages(reader, request.shows_reasoning)
 
         async def run(answer: StreamedChat | WholeChat) -> None:
             sent, deadline_s = opened.sent, call.deadline_s

@@ -13,10 +13,12 @@ class Messages:
 
     Args:
         reader: of its outputs, which has begun before a part comes that is not the first.
+        shows_reasoning: whether reasoning is part of the answer.
     """
 
-    def __init__(self, reader: OutputReader) -> None:
+    def __init__(self, reader: OutputReader, shows_reasoning: bool = True) -> None:
         self._reader = reader
+        self._shows_reasoning = shows_reasoning
         # Of each choice that is not streamed.
         self._events: dict[int, list[ParserEvent]] = {}
         # Choices that are streamed and have shown text, or a call.
@@ -34,8 +36,7 @@ class Messages:
             self._shown.add(part.index)
         elif part.end is not None and not self._reader.is_plain and part.index not in self._shown:
             delta["content"] = ""  # as the message has it, where no call stands in its place
-        if parsed.reasoning:
-            delta["reasoning_content"] = parsed.reasoning
+        delta |= self._reasoning(parsed.reasoning)
         if parsed.tool_calls:
             delta["tool_calls"] = [
                 {"index": call.index, **_call(call)} for call in parsed.tool_calls
@@ -51,12 +52,16 @@ class Messages:
         """Return the message of a choice that was taken to its end."""
         parsed = parsed_output(self._events[index])
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
+        message |= self._reasoning(parsed.reasoning)
         if parsed.tool_calls:
             message["content"] = parsed.content or None
             message["tool_calls"] = list(map(_call, parsed.tool_calls))
         return message
+
+    def _reasoning(self, text: str) -> dict[str, Any]:
+        """Return fields that show reasoning, by both names that clients know it under."""
+        shown = text and self._shows_reasoning
+        return {"reasoning": text, "reasoning_content": text} if shown else {}
 
     def finish_reason(self, end: Finished) -> str:
         """Return why a choice that was read ended."""

@@ -35,6 +35,7 @@ class ChatCompletionRequest:
         return_token_ids: show token ids beside text.
         tokens_as_ids: show tokens by their ids where their log-probabilities are.
         return_prompt_token_ids: and those of the prompt.
+        shows_reasoning: whether reasoning is part of the answer.
     """
 
     chat: ChatInput
@@ -46,6 +47,7 @@ class ChatCompletionRequest:
     return_token_ids: bool
     tokens_as_ids: bool
     return_prompt_token_ids: bool
+    shows_reasoning: bool = True
 
 
 def read_request(body: Fields) -> ChatCompletionRequest:
@@ -98,6 +100,7 @@ def read_request(body: Fields) -> ChatCompletionRequest:
         return_token_ids=body.boolean("return_token_ids", is_stream),
         tokens_as_ids=body.boolean("return_tokens_as_token_ids"),
         return_prompt_token_ids=body.boolean("return_token_ids"),
+        shows_reasoning=body.boolean("include_reasoning", True),
     )
 
 

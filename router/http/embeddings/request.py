@@ -9,7 +9,7 @@ from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import MAX_TOKENS
 from router.http.bodies import kind_of
 from router.http.fields import Fields
-from router.http.sampling import check_served
+from router.http.sampling import check_served, truncates_right
 from router.requests.embeddings import Name, numbered
 
 # The names of both sides in a body of /score, vLLM's of several releases.
@@ -152,6 +152,7 @@ def _options(body: Fields) -> dict[str, Any]:
     return {
         "model": body.text("model"),
         "truncate_prompt_tokens": body.integer("truncate_prompt_tokens"),
+        "truncate_right": truncates_right(body),
         "add_special_tokens": body.boolean("add_special_tokens", True),
         "priority": body.integer("priority", 0) or 0,
         "cache_salt": body.text("cache_salt"),

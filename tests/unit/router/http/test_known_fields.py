@@ -1,0 +1,122 @@
+"""Every field that clients' APIs know is obeyed, refused or ignored for a reason."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.contract.errors import InvalidRequestError
+from router.http.chat import request as chat
+from router.http.completions import request as completions
+from router.http.embeddings import request as vectors
+from router.http.fields import Fields
+from router.http.known_fields import OTHER, TABLES, Kind, UnknownFields
+from router.http.messages import request as messages
+from router.http.responses import request as responses
+
+# OpenAI's, Anthropic's and vLLM's (0.33) request models.
+API_FIELDS = {
+    route: names.split()
+    for route, names in json.loads(
+        Path(__file__).with_name("api_fields.json").read_text()
+    ).items()
+}
+SAID = [{"role": "user", "content": "a"}]
+READERS: dict[str, tuple[dict[str, Any], Callable[[Fields], object]]] = {
+    "/v1/chat/completions": ({"messages": SAID}, chat.read_request),
+    "/v1/completions": ({"prompt": "a"}, completions.read_request),
+    "/v1/responses": ({"input": "a"}, lambda body: responses.read_request(body, "id")),
+    "/v1/messages": ({"messages": SAID, "max_tokens": 1}, messages.read_request),
+    "/v1/embeddings": ({"input": "a"}, vectors.read_embeddings),
+    "/score": ({"text_1": "a", "text_2": "b"}, vectors.read_score),
+    "/rerank": ({"query": "a", "documents": ["b"]}, vectors.read_rerank),
+}
+# Read by what is around every endpoint, or with the call.
+ELSEWHERE = {"request_id", "resume"}
+WRONG: dict[Kind, object] = {
+    Kind.TEXT: 1,
+    Kind.BOOLEAN: "yes",
+    Kind.INTEGER: "1",
+    Kind.NUMBER: "1",
+    Kind.OBJECT: "a",
+    Kind.ARRAY: {"a": 1},
+}
+RIGHT: dict[Kind, object] = {
+    Kind.TEXT: "a",
+    Kind.BOOLEAN: True,
+    Kind.INTEGER: 1,
+    Kind.NUMBER: 0.5,
+    Kind.OBJECT: {"a": 1},
+    Kind.ARRAY: [1],
+    Kind.ANY: "a",
+}
+
+
+class Read(Mapping[str, Any]):
+    """The values of a body, and which of its names were asked for."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@pytest.mark.parametrize("route", API_FIELDS)
+def test_every_field_of_an_api_has_its_place(route: str) -> None:
+    table = TABLES[route]
+    missing = set(API_FIELDS[route]) - table.obeyed - set(table.rules)
+    assert not missing
+
+
+@pytest.mark.parametrize("route", READERS)
+def test_what_is_said_to_be_obeyed_is_read(route: str) -> None:
+    body, reader = READERS[route]
+    read = Read(body)
+    reader(Fields(read))
+    either = {"/score": "text_1", "/rerank": "query"}.get(route)
+    obeyed = TABLES[route].obeyed - ELSEWHERE
+    if either:  # the table is of both
+        others = set() if route == "/score" else {"text_1", "text_2", "data_1", "data_2", "queries"}
+        obeyed -= others | {"items", "query", "documents", "top_n", "return_documents"}
+    assert obeyed <= read.names
+
+
+@pytest.mark.parametrize(
+    ("route", "name"), [(route, name) for route, table in TABLES.items() for name in table.rules]
+)
+def test_a_rule_holds(route: str, name: str) -> None:
+    rule, table = TABLES[route].rules[name], TABLES[route]
+    if name in table.obeyed:
+        pytest.fail(f"{name} has a rule that nothing reads")
+    if rule.kind in WRONG:
+        with pytest.raises(InvalidRequestError, match=rf"^{name}: must be {rule.kind.value}, got"):
+            table.check(Fields({name: WRONG[rule.kind]}))
+    for nothing in (None, *({False} if rule.kind is Kind.BOOLEAN else ())):
+        assert table.check(Fields({name: nothing})) == []
+    if rule.is_refused:
+        with pytest.raises(InvalidRequestError, match=f"^{name}: must be absent: {rule.why}$"):
+            table.check(Fields({name: RIGHT[rule.kind]}))
+    else:
+        assert table.check(Fields({name: RIGHT[rule.kind]})) == []
+
+
+def test_fields_of_no_table_are_counted_by_name() -> None:
+    table, unknown = TABLES["/v1/chat/completions"], UnknownFields()
+    body = Fields({"messages": SAID, "my_own": 1, "a" * 65: 1, "with space": 1})
+    unknown.add("r", table.check(body))
+    assert unknown.counts == {("r", "my_own"): 1, ("r", OTHER): 2}
+    for number in range(2 * UnknownFields.MAX_NAMES):
+        unknown.add("r", [f"name{number}"])
+    assert len(unknown.counts) == UnknownFields.MAX_NAMES
+    assert unknown.counts["r", OTHER] > UnknownFields.MAX_NAMES
