@@ -3,14 +3,16 @@
 import json
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from launch import llm_vectors
+from launch import llm_requests, llm_vectors
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
@@ -145,6 +147,8 @@ class LLM:
         self._tls_dir, self._api_key = tls_dir, api_key
         self._client = self._connect()
         self._engine: LLMEngine | None = None
+        # Also when this process ends without `close`, before its threads are stopped in mid-air.
+        self._at_end = weakref.finalize(self, _close_quietly, self._client, self._cluster)
 
     def _connect(self) -> Client:
         return Client(self.target, tls_dir=self._tls_dir, api_key=self._api_key)
@@ -428,6 +432,7 @@ class LLM:
         if self._cluster is not None:
             self._cluster.stop()
             self._cluster = None
+        self._at_end.detach()
 
     def __enter__(self) -> "LLM":
         return self
@@ -439,6 +444,16 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _close_quietly(client: Client, cluster: "ClusterThread | None") -> None:
+    """Disconnect, and stop a cluster that nobody uses any more; say nothing of what fails."""
+    llm_requests.exiting.set()
+    with suppress(Exception):
+        client.close()
+    if cluster is not None:
+        with suppress(Exception):
+            cluster.stop()
 
 
 def _with_ids(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from launch.extras import require
-from quire.contract.errors import ConfigError, OverloadedError
+from quire.contract.errors import ConfigError, OverloadedError, QuireError
 from quire.contract.outputs import Completion, FinishReason, TokenLogprobs
 from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOutput
 from quire.contract.sampling_params import SamplingParams
@@ -64,6 +64,10 @@ def rendered(
     return [ParsedPrompt(client.tokenize(text, add_special_tokens=False)) for text in texts]
 
 
+exiting = threading.Event()
+"""Set when this process ends while a cluster of its own is up."""
+
+
 def run(
     client: Client,
     prompt: ParsedPrompt | Conversation,
@@ -91,6 +95,10 @@ def run(
         except OverloadedError as error:
             if given_up.wait(error.retry_after_ms / 1e3):
                 raise
+        except QuireError:
+            if exiting.is_set() and threading.current_thread() is not threading.main_thread():
+                threading.Event().wait()  # nobody is there to be told; the process ends
+            raise
 
 
 def _generate(
