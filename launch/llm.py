@@ -448,7 +448,8 @@ class LLM:
 
 def _close_quietly(client: Client, cluster: "ClusterThread | None") -> None:
     """Disconnect, and stop a cluster that nobody uses any more; say nothing of what fails."""
-    llm_requests.exiting.set()
+    if not threading.main_thread().is_alive():  # and not since the object has gone
+        llm_requests.exiting.set()
     with suppress(Exception):
         client.close()
     if cluster is not None:
