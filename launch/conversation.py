@@ -1,5 +1,6 @@
 """A conversation in the terminal: lines in, answers out as they come."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,6 +12,12 @@ from quire.contract.sampling_params import SamplingParams
 from quire.sdk.client import Client
 
 EXIT = "/exit"
+_HELP = f"""\
+/clear  forget what was said
+/help   show this
+{EXIT}   end, as Ctrl-D does; Ctrl-C stops an answer
+"""
+_COMMAND = re.compile(r"/[a-z?]+")
 
 
 class Conversation:
@@ -35,8 +42,8 @@ class Conversation:
         self._client, self._params = client, params
         self._out, self._err = out or sys.stdout, err or sys.stderr
         self.messages: list[dict[str, Any]] = []
-        if system:
-            self.messages.append({"role": "system", "content": system})
+        self._system = [{"role": "system", "content": system}] if system else []
+        self.messages += self._system
 
     def hold(self, lines: Iterator[str]) -> bool:
         """Answer each line, until one is /exit or there are no more.
@@ -49,9 +56,19 @@ class Conversation:
             text = line.strip()
             if text == EXIT:
                 break
-            if text:
+            if _COMMAND.fullmatch(text):
+                self._obey(text)
+            elif text:
                 answered = self._answer(text)
         return answered
+
+    def _obey(self, command: str) -> None:
+        if command in ("/help", "/?"):
+            self._write(_HELP)
+        elif command == "/clear":
+            self.messages[:] = self._system
+        else:
+            print(f"error: {command} is no command, /help lists them", file=self._err, flush=True)
 
     def _answer(self, text: str) -> bool:
         """Ask, and show the answer; Ctrl-C ends it, and what has come of it stands."""

@@ -81,9 +81,13 @@ def _metrics_lines(cluster: Cluster) -> list[str]:
 
 def _http_lines(cluster: Cluster) -> list[str]:
     """Return the base URL of OpenAI's API."""
-    address = cluster.router.http_address
-    scheme = "http" if cluster.config.tls_dir is None else "https"
-    return [f"  HTTP       {scheme}://{address}/v1 (OpenAI's API)"] if address else []
+    address, config = cluster.router.http_address, cluster.config
+    if not address:
+        return []
+    if address.startswith("unix:"):
+        return [f"  HTTP       {address.removeprefix('unix:')}, a Unix domain socket"]
+    scheme = "http" if config.tls_dir is None and config.ssl_certfile is None else "https"
+    return [f"  HTTP       {scheme}://{address}/v1 (OpenAI's and Anthropic's APIs)"]
 
 
 def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
@@ -133,7 +137,11 @@ def _lines_to_paste(config: ClusterConfig, target: str, http_address: str) -> li
         del options["servername"]
         curl = "".join(f"--{name} {value} " for name, value in options.items())
         curl, url = f"{curl}--connect-to ::{http_address} ", f"https://{Role.ROUTER}"
-    if config.api_keys is not None:
+    if config.ssl_certfile is not None:
+        curl, url = f"--cacert {config.ssl_certfile} ", f"https://{http_address}"
+    elif http_address.startswith("unix:"):
+        curl, url = f"--unix-socket {http_address.removeprefix('unix:')} ", "http://localhost"
+    if config.api_keys is not None or config.api_key:
         header = '-H "authorization: Bearer $QUIRE_API_KEY" '
         grpcurl, buf, curl = grpcurl + header, buf + header, curl + header
     over_http = json.dumps({"prompt": "The list class", "max_tokens": 32})
@@ -167,7 +175,7 @@ async def print_ready(cluster: Cluster, control: str = "") -> None:
         *([f"  control    {control} (quire resize, quire roll)"] if control else []),
         *_http_lines(cluster),
         *_metrics_lines(cluster),
-        "Try:" if config.api_keys is None else "Try, with a key in QUIRE_API_KEY:",
+        "Try, with a key in QUIRE_API_KEY:" if config.api_keys or config.api_key else "Try:",
         *_lines_to_paste(config, target, cluster.router.http_address),
         "Ctrl-C stops everything.",
     ]
