@@ -17,6 +17,7 @@ from launch.cli import (
     resize,
     roll,
     run,
+    run_batch,
     serve,
     services,
     simulate,
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.command("serve", cls=VllmCommand, epilog=_SERVE)(serve.serve)
 app.command("run", cls=QuireCommand)(run.run)
+app.command("run-batch", cls=QuireCommand)(run_batch.run_batch)
 app.command("generate", cls=QuireCommand)(generate.generate)
 app.command("embed", cls=QuireCommand)(embed.embed)
 app.command("router", cls=QuireCommand)(services.router)

@@ -1,0 +1,1 @@
+"""Files of requests, answered offline: OpenAI's batch format."""

@@ -1,0 +1,172 @@
+"""The lines of a batch: requests in, answers out, and which are there already.
+
+https://platform.openai.com/docs/guides/batch: a line of input is an object of `custom_id`,
+`method`, `url` and `body`; one of output has the `custom_id` and the `response`, or an `error`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TextIO
+
+from quire.contract.errors import ConfigError
+
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+# Whose bodies may have a seed.
+_DRAWING = URLS[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A line of input.
+
+    Attributes:
+        custom_id: by which its answer is found; no other line has it.
+        url: path of the API.
+        body: JSON.
+    """
+
+    custom_id: str
+    url: str
+    body: bytes
+
+
+def read_requests(path: Path, seed: int) -> list[BatchRequest]:
+    """Return the requests of a file; empty lines are skipped.
+
+    A request that brings no seed is given one, of its custom_id: it is answered alike whenever, and
+    however often, it is run.
+
+    Args:
+        path: of the file.
+        seed: for requests that bring none; another one has other answers.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no such request; names the line.
+    """
+    requests, places = [], dict[str, int]()
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            request = _parse(line, seed)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if request.custom_id in places:
+            raise ConfigError(
+                f"{path}, line {number}: custom_id: must be of one line, got "
+                f"{request.custom_id!r} in line {places[request.custom_id]}, too"
+            )
+        places[request.custom_id] = number
+        requests.append(request)
+    return requests
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _parse(line: bytes, seed: int) -> BatchRequest:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("must be a JSON object, got another text") from None
+    if not isinstance(fields, dict):
+        raise ValueError("must be a JSON object, got another value")
+    custom_id, method, url = (fields.get(name) for name in ("custom_id", "method", "url"))
+    body = fields.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError("custom_id: must be a string of at least 1 character")
+    if method != "POST":
+        raise ValueError(f"method: must be 'POST', got {method!r}")
+    if url not in URLS:
+        raise ValueError(f"url: must be one of {', '.join(URLS)}, got {url!r}")
+    if not isinstance(body, dict):
+        raise ValueError("body: must be an object")
+    if body.get("stream"):
+        raise ValueError("body.stream: must be false, an answer is one line")
+    if url in _DRAWING and body.get("seed") is None:
+        digest = sha256(f"{seed}\0{custom_id}".encode(errors="surrogatepass")).digest()
+        body = {**body, "seed": int.from_bytes(digest[:6])}
+    return BatchRequest(custom_id, url, json.dumps(body).encode())
+
+
+def answered_ids(path: Path) -> set[str]:
+    """Return whose answers a file of output has, and cut off a line that was being written.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
+    try:
+        with path.open("rb+") as file:
+            found, end = set(), 0
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    found.add(str(json.loads(line)["custom_id"]))
+                except (ValueError, TypeError, KeyError):
+                    raise ConfigError(
+                        f"{path}, line {number}: must be an answer of a batch; give --overwrite, "
+                        "or another file"
+                    ) from None
+                end += len(line)
+            file.truncate(end)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return found
+
+
+class AnswerFile:
+    """Appends answers to a file: a line is there whole, or is cut off by the next run.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: TextIO = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
+
+    def add(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:
+        """Write the answer of a request.
+
+        Args:
+            request: that was answered.
+            status: of HTTP.
+            request_id: as the server knew it.
+            body: of the answer.
+        """
+        is_error = status >= 400
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        error = body.get("error", body) if is_error and isinstance(body, dict) else None
+        line = {
+            "id": f"batch_req_{request_id}",
+            "custom_id": request.custom_id,
+            "response": response,
+            "error": error if is_error else None,
+        }
+        self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Have the disk hold what was written."""
+        os.fsync(self._file.fileno())
+        self._file.close()
