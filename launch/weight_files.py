@@ -1,0 +1,53 @@
+"""The heads of safetensors files: which tensors there are, of what types; nothing is loaded."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.contract.errors import ConfigError
+
+# Longer ones belong to no file that was written by the library.
+_MAX_HEAD_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file.
+
+    Attributes:
+        name: in the file.
+        dtype: as safetensors names it, e.g. "BF16".
+        num_bytes: that it has there.
+    """
+
+    name: str
+    dtype: str
+    num_bytes: int
+
+
+def stored_tensors(model: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of a model directory's safetensors files.
+
+    Raises:
+        ConfigError: a file is broken; names it.
+    """
+    for path in sorted(model.glob("model*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if not 0 < size <= _MAX_HEAD_BYTES:
+                    raise ValueError(f"a head of {size} bytes")
+                head = json.loads(file.read(size))
+                whole = 8 + size
+                for name, each in head.items():
+                    if name != "__metadata__":
+                        begin, end = each["data_offsets"]
+                        whole = max(whole, 8 + size + end)
+                        yield StoredTensor(name, each["dtype"], end - begin)
+            if path.stat().st_size < whole:
+                raise ValueError(f"{path.stat().st_size} bytes of {whole}")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"model: {path} must be a whole safetensors file, got {error}; fetch it again"
+            ) from None
