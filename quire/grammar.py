@@ -127,7 +127,7 @@ def regex_of(text: str) -> str:
 
 
 def as_lark(params: StructuredOutputsParams) -> str | None:
-    """Return the expression of Lark that derives the same texts; None for a grammar of Lark.
+    """Return the expression of Lark that derives the same texts; None for a grammar of rules.
 
     Raises:
         InvalidRequestError: the schema is no JSON, or the regex ends within an escape.
@@ -139,7 +139,9 @@ def as_lark(params: StructuredOutputsParams) -> str | None:
         return lark_regex(params.regex)
     if params.choice:
         return lark_regex("|".join(map(regex_of, params.choice)))
-    return None if params.grammar is not None else f"%json {json.dumps(_schema(params))}"
+    if params.grammar is not None or params.structural_tag is not None:
+        return None
+    return f"%json {json.dumps(_schema(params))}"
 
 
 def _without_delimiters(regex: str) -> str:

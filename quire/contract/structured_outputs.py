@@ -22,7 +22,8 @@ class StructuredOutputsParams:
         regex: the output matches it from its first to its last character; Rust's syntax, without
             look-around and back-references.
         choice: the output is one of these texts.
-        grammar: the output is derived from it; Lark's syntax, as llguidance reads it.
+        grammar: the output is derived from it; Lark's syntax, as llguidance reads it, or GBNF.
+        structural_tag: the output is text in which tags have schemas; JSON, as xgrammar has it.
 
     Raises:
         InvalidRequestError: none is given, or several, or one that is too large; names the field.
@@ -33,6 +34,7 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: tuple[str, ...] = ()
     grammar: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.choice is None:
@@ -44,10 +46,13 @@ class StructuredOutputsParams:
             raise InvalidRequestError(
                 "structured_outputs",
                 "must have exactly one of json, json_object, regex, choice, grammar, "
+                "structural_tag, "
                 f"got {' and '.join(given) or 'none'}",
             )
         if self.json is not None and not isinstance(self.json, str):
             object.__setattr__(self, "json", _as_text(self.json))
+        if self.structural_tag is not None and not isinstance(self.structural_tag, str):
+            object.__setattr__(self, "structural_tag", _as_text(self.structural_tag))
         self._check_sizes()
 
     @property

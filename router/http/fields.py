@@ -80,6 +80,10 @@ class Fields:
         values: dict[str, Any] = self._typed(name, dict, "an object") if name in self else {}
         return values
 
+    def as_mapping(self) -> dict[str, Any]:
+        """Return all of them as they are."""
+        return dict(self._values)
+
     def fields(self, name: str) -> "Fields":
         """Return the fields of an object; of one that is absent, none."""
         return Fields(self.mapping(name), f"{self.path(name)}.")

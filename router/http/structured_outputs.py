@@ -4,12 +4,17 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import MAX_CHOICES, StructuredOutputsParams
 from router.http.fields import Fields
 
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 # Fields of a body in which llama.cpp and SGLang ask for such, and what they ask for.
-_OTHERS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar"}
+_OTHERS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
 # Those that would change an answer, and are not obeyed here.
 _NOT_SERVED = {
-    "structural_tag": "tools are called in the model's own format",
     "guided_whitespace_pattern": "a schema's x-guidance says what stands between its parts",
     "grammar_lazy": "a grammar holds from the first token on",
     "grammar_triggers": "a grammar holds from the first token on",
@@ -72,6 +77,8 @@ def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
             if "schema" in fields:
                 return StructuredOutputsParams(json={"type": "object", **fields.mapping("schema")})
             return StructuredOutputsParams(json_object=True)
+        case "structural_tag":
+            return StructuredOutputsParams(structural_tag=fields.as_mapping())
         case "json_schema":
             # Chats put it one level deeper than responses.
             place = fields.fields("json_schema") if "json_schema" in fields else fields
@@ -80,7 +87,9 @@ def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
             return StructuredOutputsParams(json=place.mapping("schema"))
         case other:
             raise fields.refuse(
-                "type", f"must be 'text', 'json_object' or 'json_schema', got {other[:32]!r}"
+                "type",
+                "must be 'text', 'json_object', 'json_schema' or 'structural_tag', "
+                f"got {other[:32]!r}",
             )
 
 
@@ -103,11 +112,10 @@ def _of(fields: Fields, name: str, kind: str) -> StructuredOutputsParams | None:
     if name not in fields:
         return None
     match kind:
-        case "json":
+        case "json" | "structural_tag":
             is_text = isinstance(fields.value(name), str)
-            return StructuredOutputsParams(
-                json=fields.text(name) if is_text else fields.mapping(name)
-            )
+            value = fields.text(name) if is_text else fields.mapping(name)
+            return StructuredOutputsParams(**{kind: value})
         case "json_object":
             return StructuredOutputsParams(json_object=True) if fields.boolean(name) else None
         case "choice":

@@ -28,6 +28,7 @@ from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import ALL_THAT_FIT, SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.observe.tracing import child
+from router.chat.structural_tags import structural_tag_grammar
 from router.requests.time_ledger import Part, TimeLedger
 from router.text.tokenize import TextCodec
 
@@ -210,10 +211,14 @@ class Validator:
         params = dataclasses.replace(params, max_tokens=capped)
         if params.use_beam_search:
             _check_beam_entries(params, capped)
-        if params.structured_outputs is not None:
+        if (grammar := params.structured_outputs) is not None:
             if self._check_grammar is None:
                 raise InvalidRequestError("structured_outputs", "must be absent: none is obeyed")
-            await self._check_grammar(params.structured_outputs, model)
+            if grammar.structural_tag is not None:
+                made = structural_tag_grammar(str(grammar.structural_tag), self._codec.added_tokens)
+                grammar = StructuredOutputsParams(grammar=made)
+                params = dataclasses.replace(params, structured_outputs=grammar)
+            await self._check_grammar(grammar, model)
         return ValidGenerateRequest(
             request.request_id or uuid.uuid4().hex,
             model,

@@ -1,0 +1,166 @@
+"""Structural tags: text in which some parts, each behind a mark, have a grammar of their own.
+
+Both spellings that vLLM's clients send: `structures` and `triggers`, and the `format` tree of
+https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.contract.errors import InvalidRequestError
+from quire.grammar import lark_regex
+from router.chat.parsers.lark import TEXT, Rules
+
+_FIELD = "structured_outputs.structural_tag"
+MAX_DEPTH = 16
+
+
+def structural_tag_grammar(text: str, added_tokens: Mapping[str, int]) -> str:
+    """Return the grammar of outputs with structural tags, in llguidance's Lark.
+
+    Args:
+        text: JSON of the tags.
+        added_tokens: ids of the tokenizer's added tokens, special or not, by their text.
+
+    Raises:
+        InvalidRequestError: they are malformed, or have a part that is not obeyed here.
+    """
+    try:
+        spec = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _wrong("", "must be JSON") from None
+    builder = _Builder(Rules(added_tokens))
+    start = builder.of_format(_as_format(spec), "format", 0)
+    return "\n".join((f"start: {start}", *builder.rules.lines()))
+
+
+def _as_format(spec: Any) -> Any:
+    """Return the tree that tags are, whichever way they are spelled."""
+    if not isinstance(spec, dict):
+        raise _wrong("", "must be an object")
+    if "format" in spec:
+        return spec["format"]
+    structures, triggers = spec.get("structures"), spec.get("triggers")
+    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
+        raise _wrong("structures", "must be an array of objects")
+    tags = [
+        {
+            "begin": each.get("begin"),
+            "content": {"type": "json_schema", "json_schema": each.get("schema")},
+            "end": each.get("end"),
+        }
+        for each in structures
+    ]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+class _Builder:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._kinds: dict[str, Callable[[dict[str, Any], str, int], str]] = {
+            "any_text": lambda *_: rules.terminal(TEXT),
+            "const_string": lambda part, path, _: rules.mark(_text(part, path, "value")),
+            "json_schema": self._schema,
+            "or": self._either,
+            "regex": lambda part, path, _: lark_regex(_text(part, path, "pattern")),
+            "sequence": self._sequence,
+            "tag": self._tag,
+            "tags_with_separator": self._separated,
+            "triggered_tags": self._triggered,
+        }
+
+    def of_format(self, part: Any, path: str, depth: int) -> str:
+        """Return the expression of a part of the tree."""
+        if depth > MAX_DEPTH:
+            raise _wrong(path, f"must be nested at most {MAX_DEPTH} deep")
+        kind = part.get("type", "tag") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in self._kinds:
+            raise _wrong(f"{path}.type", f"must be one of {', '.join(self._kinds)}, got {kind!r}")
+        return self._kinds[kind](part, path, depth)
+
+    def _schema(self, part: dict[str, Any], path: str, _: int) -> str:
+        schema = part.get("json_schema")
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError):
+                schema = None
+        if not isinstance(schema, dict | bool):
+            raise _wrong(f"{path}.json_schema", "must be a JSON schema")
+        return self.rules.json(schema)
+
+    def _sequence(self, part: dict[str, Any], path: str, depth: int) -> str:
+        return f"({' '.join(self._elements(part, path, depth))})"
+
+    def _either(self, part: dict[str, Any], path: str, depth: int) -> str:
+        return f"({' | '.join(self._elements(part, path, depth))})"
+
+    def _elements(self, part: dict[str, Any], path: str, depth: int) -> list[str]:
+        elements = _items(part, path, "elements")
+        return [
+            self.of_format(each, f"{path}.elements[{place}]", depth + 1)
+            for place, each in enumerate(elements)
+        ]
+
+    def _tag(self, part: dict[str, Any], path: str, depth: int) -> str:
+        begin, end = _text(part, path, "begin"), _text(part, path, "end", may_be_empty=True)
+        content = part.get("content")
+        head = f"{self.rules.mark(begin)} " if begin else ""
+        if isinstance(content, dict) and content.get("type") == "any_text" and end:
+            return self.rules.rule(f"{head}{self.rules.text_until(end)}")
+        inner = self.of_format(content, f"{path}.content", depth + 1)
+        tail = f" {self.rules.mark(end)}" if end else ""
+        return self.rules.rule(f"{head}{inner}{tail}")
+
+    def _tags(self, part: dict[str, Any], path: str, depth: int) -> list[tuple[str, str]]:
+        """Return the begin and the expression of each tag."""
+        found = []
+        for place, tag in enumerate(_items(part, path, "tags")):
+            where = f"{path}.tags[{place}]"
+            if not isinstance(tag, dict):
+                raise _wrong(where, "must be an object")
+            expression = self._tag(tag, where, depth + 1)
+            found.append((_text(tag, where, "begin"), expression))
+        return found
+
+    def _triggered(self, part: dict[str, Any], path: str, depth: int) -> str:
+        triggers = _items(part, path, "triggers")
+        if not all(isinstance(each, str) and each for each in triggers):
+            raise _wrong(f"{path}.triggers", "must be an array of strings that are not empty")
+        tags = self._tags(part, path, depth)
+        for place, (begin, _) in enumerate(tags):
+            if not any(begin.startswith(each) for each in triggers):
+                raise _wrong(f"{path}.tags[{place}].begin", "must begin with one of the triggers")
+        free = self.rules.text_without(*triggers)
+        one = self.rules.rule(f"({' | '.join(expression for _, expression in tags)})")
+        some = f"({one} {free})"
+        if part.get("stop_after_first"):
+            return f"{free} {one}" if part.get("at_least_one") else f"{free} ({one})?"
+        return f"{free} {some}+" if part.get("at_least_one") else f"{free} {some}*"
+
+    def _separated(self, part: dict[str, Any], path: str, depth: int) -> str:
+        separator = _text(part, path, "separator", may_be_empty=True)
+        tags = self._tags(part, path, depth)
+        one = self.rules.rule(f"({' | '.join(expression for _, expression in tags)})")
+        between = f"{self.rules.mark(separator)} " if separator else ""
+        several = one if part.get("stop_after_first") else f"{one} ({between}{one})*"
+        return f"({several})" if part.get("at_least_one") else f"({several})?"
+
+
+def _items(part: dict[str, Any], path: str, name: str) -> list[Any]:
+    items = part.get(name)
+    if not isinstance(items, list) or not items:
+        raise _wrong(f"{path}.{name}", "must be an array of at least 1 item")
+    return items
+
+
+def _text(part: dict[str, Any], path: str, name: str, may_be_empty: bool = False) -> str:
+    text = part.get(name)
+    if not isinstance(text, str) or not (text or may_be_empty):
+        raise _wrong(f"{path}.{name}", "must be a string")
+    return text
+
+
+def _wrong(path: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{_FIELD}.{path}" if path else _FIELD, problem)
