@@ -4,6 +4,7 @@ The number of each event is a function of the tokens alone, so a client that com
 last one that it has received, and gets what follows it.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +110,7 @@ class ResponseState:
             "id": f"{ID_PREFIX}{self.request_id}",
             "object": "response",
             "created_at": self.created_at,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "model": self.model,
             **self.own,

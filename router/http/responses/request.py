@@ -136,24 +136,35 @@ def _metadata(body: Fields) -> dict[str, str]:
     return found
 
 
+def _with_strict(tool: Any) -> Any:
+    """Return a tool that says whether it is strict; those that do not are not."""
+    return {"strict": False, **tool} if isinstance(tool, dict) else tool
+
+
 def _repeated(body: Fields, background: bool) -> dict[str, Any]:
-    tools = body.items("tools") if "tools" in body else []
+    tools = [_with_strict(each) for each in body.items("tools")]
     return {
         "background": background,
         "error": None,
+        "frequency_penalty": body.number("frequency_penalty", 0.0),
         "incomplete_details": None,
         "instructions": body.value("instructions"),
         "max_output_tokens": body.integer("max_output_tokens"),
+        "max_tool_calls": None,
         "metadata": _metadata(body),
         "parallel_tool_calls": body.boolean("parallel_tool_calls", True),
+        "presence_penalty": body.number("presence_penalty", 0.0),
         "previous_response_id": None,
+        "prompt_cache_key": body.value("prompt_cache_key"),
         "reasoning": {"effort": body.fields("reasoning").value("effort"), "summary": None},
+        "safety_identifier": body.value("safety_identifier"),
         "service_tier": "default",
         "store": False,
         "temperature": body.number("temperature", 1.0),
         "text": {"format": body.fields("text").value("format") or {"type": "text"}},
         "tool_choice": body.value("tool_choice") or "auto",
         "tools": tools,
+        "top_logprobs": body.integer("top_logprobs", 0) or 0,
         "top_p": body.number("top_p", 1.0),
         "truncation": "disabled",
     }
