@@ -102,7 +102,9 @@ async def measure(
     """
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
     # Else the second run would find the prompts in the cache.
-    config = ClusterConfig(model=model, port=None, grpc_port=0, enable_prefix_caching=False, **options)
+    config = ClusterConfig(
+        model=model, port=None, grpc_port=0, enable_prefix_caching=False, **options
+    )
     cluster = Cluster(config, progress=lambda line: print(line, flush=True))
     await cluster.start()
     try:

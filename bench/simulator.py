@@ -154,7 +154,8 @@ async def run_real(
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
-            port=None, grpc_port=0,
+            port=None,
+            grpc_port=0,
             device="cpu",
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=NUM_BLOCKS,

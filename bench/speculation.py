@@ -197,7 +197,8 @@ class TextCluster:
         self._cluster = Cluster(
             ClusterConfig(
                 model=model,
-                port=None, grpc_port=0,
+                port=None,
+                grpc_port=0,
                 load_format="dummy",
                 max_model_len=MAX_MODEL_LEN,
                 kv_cache_gib=0.25,

@@ -72,7 +72,8 @@ async def run(model: Path, size: int) -> Run:
     cluster = Cluster(
         ClusterConfig(
             model=model,
-            port=None, grpc_port=0,
+            port=None,
+            grpc_port=0,
             tensor_parallel_size=size,
             device="cpu",
             load_format="dummy",

@@ -23,7 +23,6 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _SHARES = {"w8a8": 0.5, "w8": 0.5, "w4": 0.25}
 
 
-
 def check(config: ClusterConfig) -> None:
     """Check that a cluster can be started here, as far as files and the system tell at once.
 

@@ -163,7 +163,6 @@ class AnswerOptions(Options):
         text = self.default_chat_template_kwargs
         return json_object("default_chat_template_kwargs", text) if text else {}
 
-
     @property
     def generation_overrides(self) -> dict[str, Any]:
         """Defaults of sampling parameters beside those of a file.

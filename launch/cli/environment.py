@@ -12,7 +12,15 @@ PREFIX = "QUIRE_"
 # Read elsewhere than by an option: by the kernels, by the SDK and by tests.
 _OTHERS = frozenset(
     f"{PREFIX}{name}"
-    for name in ("API_KEY", "EMULATED_DEVICE", "INSECURE", "ISA", "KERNELS", "LAUNCH_OVERLAP", "TLS_DIR")
+    for name in (
+        "API_KEY",
+        "EMULATED_DEVICE",
+        "INSECURE",
+        "ISA",
+        "KERNELS",
+        "LAUNCH_OVERLAP",
+        "TLS_DIR",
+    )
 )
 _OF_TESTS = ("QUIRE_TEST_", "QUIRE_PTX_")
 # What Kubernetes tells every pod of the services of its namespace, one named quire-router too.

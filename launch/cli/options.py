@@ -158,12 +158,12 @@ def _plain(value: Any, name: str, group: type) -> Any:
             return kind(value)
         except ValueError:
             what = "an integer" if kind is int else "a number"
-            raise ConfigError(f"{name}: must be {what}, got {value}{_source(name, value)}") from None
+            raise ConfigError(
+                f"{name}: must be {what}, got {value}{_source(name, value)}"
+            ) from None
     if known.choices and value is not None and value not in known.choices:
         choices = ", ".join(known.choices)
-        raise ConfigError(
-            f"{name}: must be one of {choices}, got {value}{_source(name, value)}"
-        )
+        raise ConfigError(f"{name}: must be one of {choices}, got {value}{_source(name, value)}")
     return value
 
 

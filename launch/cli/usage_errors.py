@@ -12,6 +12,7 @@ from launch.cli.environment import report
 # click's, or the copy of it that later releases of typer have within.
 _exceptions: Any = sys.modules[typer.BadParameter.__module__]
 
+
 class QuireGroup(TyperGroup):
     """The commands; a mistake on the command line is one line on stderr."""
 

@@ -16,6 +16,7 @@ from quire.tokenizer_files import require_tokenizer
 from router.config import RouterConfig
 from router.front_options import FrontOptions
 
+
 def embedded_model() -> Path:
     """Return the directory of the demo model that ships with Quire."""
     return Path(quire.__file__).resolve().parent / "demo_model"

@@ -24,8 +24,10 @@ def count(name: str, value: Any) -> int:
     if not match or (match[2] and (not match[3] or match[3].isupper())):
         raise ConfigError(f"{name}: must be an integer, such as 8192, 8k or 8K, got {value!r}")
     whole = match[1].replace("_", "")
-    return round(float(whole + (match[2] or "")) * _SCALES.get(match[3], 1)) if match[2] else (
-        int(whole) * _SCALES.get(match[3], 1)
+    return (
+        round(float(whole + (match[2] or "")) * _SCALES.get(match[3], 1))
+        if match[2]
+        else (int(whole) * _SCALES.get(match[3], 1))
     )
 
 

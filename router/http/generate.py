@@ -31,7 +31,11 @@ def generate(inference: Inference) -> Handle:
             prompt, is_stream = body.text("prompt"), body.boolean("stream")
             call.request_id = call.request_id or uuid.uuid4().hex
             request = GenerateInput(
-                prompt, params, call.request_id, body.text("model"), body.integer("priority", 0) or 0
+                prompt,
+                params,
+                call.request_id,
+                body.text("model"),
+                body.integer("priority", 0) or 0,
             )
             call.forget_body()
         texts = [prompt] * params.n

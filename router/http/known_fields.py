@@ -106,8 +106,9 @@ _TO_GENERATION: Mapping[str, Rule] = {
     **_refused(Kind.INTEGER, "thinking has no limit of its own", "thinking_token_budget"),
     **_refused(Kind.OBJECT, "frequency_penalty and stop end repetition", "repetition_detection"),
     **_refused(Kind.OBJECT, "no code of others is run here", "vllm_xargs"),
-    **_refused(Kind.BOOLEAN, "token_ids and /detokenize say where tokens are",
-               "return_token_offsets"),
+    **_refused(
+        Kind.BOOLEAN, "token_ids and /detokenize say where tokens are", "return_token_offsets"
+    ),
     **_refused(Kind.BOOLEAN, "system_fingerprint says which weights", "return_weight_versions"),
     **_refused(Kind.INTEGER, "experts are not shown", "routed_experts_prompt_start"),
     **_refused(Kind.ANY, "prompts are text or token ids", "prompt_embeds"),
@@ -122,10 +123,10 @@ _SAMPLING = (
     "guided_json guided_json_object guided_regex guided_choice guided_grammar json_schema regex "
     "ebnf grammar structural_tag guided_whitespace_pattern grammar_lazy grammar_triggers format "
 )
-_COMMON = "model priority cache_salt request_id resume resumable "
+_COMMON = "model priority cache_salt request_id resume "
 _CHAT_OBEYED = (
     _SAMPLING + _COMMON + "messages tools tool_choice parallel_tool_calls chat_template_kwargs "
-    "reasoning_effort add_generation_prompt continue_final_message stream stream_options "
+    "resumable reasoning_effort add_generation_prompt continue_final_message stream stream_options "
     "return_token_ids return_tokens_as_token_ids logprobs top_logprobs prompt_logprobs "
     "max_tokens max_completion_tokens response_format include_reasoning modalities "
     "functions function_call audio web_search_options chat_template documents echo"
@@ -140,7 +141,7 @@ _CHAT: Mapping[str, Rule] = {
     **_refused(Kind.BOOLEAN, "/tokenize shows it", "return_prompt_text"),
 }
 _COMPLETIONS_OBEYED = (
-    _SAMPLING + _COMMON + "prompt suffix echo logprobs prompt_logprobs max_tokens stream "
+    _SAMPLING + _COMMON + "resumable prompt suffix echo logprobs prompt_logprobs max_tokens stream "
     "stream_options return_token_ids return_tokens_as_token_ids add_special_tokens response_format"
 )
 _RESPONSES_OBEYED = (
@@ -157,10 +158,13 @@ _RESPONSES: Mapping[str, Rule] = {
     **_refused(Kind.BOOLEAN, "events show the output", "enable_response_messages"),
     **_refused(Kind.ANY, "context is not shortened here", "context_management"),
     **_refused(Kind.ANY, "no program is called here", "access_programs"),
+    **_refused(Kind.ANY, "images, audio and video are not served", "image"),
     **_ignored(Kind.OBJECT, "a stream runs on for the grace time", "background_options"),
 }
 _MESSAGES_OBEYED = (
-    _SAMPLING + _COMMON + "messages system tools tool_choice thinking stop_sequences max_tokens "
+    _SAMPLING
+    + _COMMON
+    + "resumable messages system tools tool_choice thinking stop_sequences max_tokens "
     "output_config stream return_token_ids chat_template_kwargs container mcp_servers "
     "output_format chat_template logprobs top_logprobs prompt_logprobs"
 )
@@ -195,8 +199,12 @@ _SCORE: Mapping[str, Rule] = {
     **_ignored(Kind.BOOLEAN, "a cosine is what it is", "use_activation"),
     **_refused(Kind.ANY, "put it in the query", "instruction"),
     **_refused(Kind.OBJECT, "texts are compared as they stand", "chat_template_kwargs"),
-    **_refused(Kind.INTEGER, "truncate_prompt_tokens is for all texts",
-               "max_tokens_per_doc max_tokens_per_query", 0),
+    **_refused(
+        Kind.INTEGER,
+        "truncate_prompt_tokens is for all texts",
+        "max_tokens_per_doc max_tokens_per_query",
+        0,
+    ),
 }
 
 

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.contract.sampling_params import FILLED_IN, MAX_ITEMS, MAX_LOGIT_BIAS_TOKENS, SamplingParams
+from quire.contract.sampling_params import (
+    FILLED_IN,
+    MAX_ITEMS,
+    MAX_LOGIT_BIAS_TOKENS,
+    SamplingParams,
+)
 from router.http.fields import Fields
 from router.http.structured_outputs import read_structured_outputs
 

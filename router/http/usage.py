@@ -1,6 +1,5 @@
 """Numbers of tokens, in OpenAI's shape."""
 
-
 from typing import Any
 
 

@@ -298,9 +298,7 @@ class Validator:
             raise InvalidRequestError(field, f"at most {self._max_prompt_bytes} bytes, got {size}")
 
 
-def _truncated(
-    token_ids: Sequence[int], params: SamplingParams, model: ModelInfo
-) -> Sequence[int]:
+def _truncated(token_ids: Sequence[int], params: SamplingParams, model: ModelInfo) -> Sequence[int]:
     """Return the tokens of a prompt that its parameters leave of it."""
     num_kept = params.truncate_prompt_tokens
     if num_kept is None:

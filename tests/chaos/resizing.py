@@ -20,7 +20,12 @@ _SWITCHED = "the new workers serve"
 async def resize(arguments: argparse.Namespace) -> int:
     """Run scenario `resize`; return the number of wrong streams."""
     config = ClusterConfig(
-        model=embedded_model(), port=None, grpc_port=0, kv_cache_gib=0.03125, num_threads=1, log_level="error"
+        model=embedded_model(),
+        port=None,
+        grpc_port=0,
+        kv_cache_gib=0.03125,
+        num_threads=1,
+        log_level="error",
     )
     cluster, number = Cluster(config), arguments.streams
     done: list[Disturbance] = []

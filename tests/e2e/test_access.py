@@ -201,7 +201,8 @@ async def site(tmp_path_factory) -> AsyncIterator[Site]:
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
-            port=None, grpc_port=0,
+            port=None,
+            grpc_port=0,
             kv_cache_gib=0.03125,
             tls_dir=str(base / "tls"),
             api_keys=base / "keys.jsonl",

@@ -40,7 +40,8 @@ async def secure_cluster(tls_dir: Path) -> AsyncIterator[Cluster]:
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
-            port=None, grpc_port=0,
+            port=None,
+            grpc_port=0,
             tensor_parallel_size=2,
             tls_dir=str(tls_dir),
             kv_cache_gib=0.0625,

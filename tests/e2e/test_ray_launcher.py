@@ -66,7 +66,8 @@ async def ray_cluster(address: str, **settings: object) -> AsyncIterator[tuple[C
     messages: list[str] = []
     config = ClusterConfig(
         model=embedded_model(),
-        port=None, grpc_port=0,
+        port=None,
+        grpc_port=0,
         kv_cache_gib=0.03125,
         dtype="float32",
         launcher=LauncherName.RAY,
@@ -192,7 +193,17 @@ def ask_without_a_token(address: str) -> grpc.StatusCode:
 
 def test_a_ray_of_our_own_obeys_no_other_and_ends_with_us(ray_address: str) -> None:
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
-    command = ["-m", "launch.cli.main", "serve", "--launcher", "ray", "--port", "0", "--grpc-port", "0"]
+    command = [
+        "-m",
+        "launch.cli.main",
+        "serve",
+        "--launcher",
+        "ray",
+        "--port",
+        "0",
+        "--grpc-port",
+        "0",
+    ]
     process = subprocess.Popen(
         [sys.executable, *command, "--kv-cache-gib", "0.03"],
         stdout=subprocess.PIPE,

@@ -9,7 +9,9 @@ from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 
 
 async def test_a_cluster_is_ready_when_its_router_knows_the_model() -> None:
-    cluster = Cluster(ClusterConfig(model=embedded_model(), port=None, grpc_port=0, kv_cache_gib=0.03))
+    cluster = Cluster(
+        ClusterConfig(model=embedded_model(), port=None, grpc_port=0, kv_cache_gib=0.03)
+    )
     starting = asyncio.create_task(cluster.start())
     try:
         async with asyncio.timeout(120):

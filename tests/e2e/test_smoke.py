@@ -55,7 +55,8 @@ async def test_it_passes_with_what_the_router_asks_for_and_fails_without(
     cluster = Cluster(
         ClusterConfig(
             model=embedded_model(),
-            port=None, grpc_port=0,
+            port=None,
+            grpc_port=0,
             kv_cache_gib=0.03125,
             api_keys=keys,
             tls_dir=str(certificates) if tls else None,

@@ -147,7 +147,9 @@ def test_a_newcomer_reads_sentences(model: Path) -> None:
 
 
 def test_three_ranks_cannot_share_it_and_one_line_says_why(model: Path) -> None:
-    done = quire("serve", "smollm2", "--port", "0", "--grpc-port", "0", "--tensor-parallel-size", "3")
+    done = quire(
+        "serve", "smollm2", "--port", "0", "--grpc-port", "0", "--tensor-parallel-size", "3"
+    )
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
         "error: tensor_parallel_size: must divide 8, since the 576 input features of o_proj are "

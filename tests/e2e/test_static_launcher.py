@@ -23,7 +23,8 @@ async def test_workers_of_others_are_waited_for_used_and_left_running() -> None:
         cluster = Cluster(
             ClusterConfig(
                 model=embedded_model(),
-                port=None, grpc_port=0,
+                port=None,
+                grpc_port=0,
                 kv_cache_gib=0.03125,
                 dtype="float32",
                 launcher=LauncherName.STATIC,

@@ -21,7 +21,8 @@ class Quire(Engine):
         self._cluster = Cluster(
             ClusterConfig(
                 model=Path(options.model),
-                port=None, grpc_port=0,
+                port=None,
+                grpc_port=0,
                 device="cpu",
                 dtype="bfloat16" if quantized else options.dtype,
                 quantization="w8a8" if quantized else "none",

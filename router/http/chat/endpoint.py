@@ -27,9 +27,7 @@ def chat_completions(inference: Inference) -> Handle:
             "model": opened.model,
         }
         n = opened.chat.sampling_params.n
-        choices = ChatChoices(
-            n, request.top_logprobs, inference.token_bytes, request.tokens_as_ids
-        )
+        choices = ChatChoices(n, request.top_logprobs, inference.token_bytes, request.tokens_as_ids)
         reader = inference.reader(opened.chat)
         messages = Messages(reader, request.shows_reasoning)
 

@@ -24,13 +24,17 @@ from router.requests.inference import Inference
 
 
 def embeddings(inference: Inference) -> Handle:
-    """Return what turns `input` into vectors, in OpenAI's shape."""
+    """Return what turns `input`, or `messages`, into vectors, in OpenAI's shape."""
     embedder = Embedder(inference)
 
     async def handle(call: HttpCall, held: ExitStack) -> None:
         with inference.refusals(call.caller):
             asked = read_embeddings(call.body)
-        found = await _embed(embedder, call, held, asked.request, asked.name)
+            request = asked.request
+            if asked.chat is not None:
+                prompt = (await inference.generate_input(asked.chat)).prompt
+                request = replace(request, prompts=[prompt])
+        found = await _embed(embedder, call, held, request, asked.name)
         head = _head("embd", found, call)
         # A vector at a time: as text it takes ten times as much.
         await call.begin(HTTPStatus.OK, {"content-type": "application/json"})

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.contract.chat import ChatInput
 from quire.contract.embeddings import MAX_INPUTS, EmbedInput
+from quire.contract.openai_chat import parse_messages
 from quire.contract.pooling_params import PoolingParams
-from quire.contract.sampling_params import MAX_TOKENS
+from quire.contract.sampling_params import MAX_TOKENS, SamplingParams
 from router.http.bodies import kind_of
 from router.http.fields import Fields
 from router.http.sampling import check_served, truncates_right
+from router.http.template_kwargs import read_template_kwargs
 from router.requests.embeddings import Name, numbered
 
 # The names of both sides in a body of /score, vLLM's of several releases.
@@ -19,6 +22,8 @@ SIDES = (
     ("queries", "documents"),
     ("queries", "items"),
 )
+# Stands for the prompt of a conversation until that is rendered.
+_PLACEHOLDER = "\0"
 _FORMATS = ("float", "base64")
 
 
@@ -30,11 +35,13 @@ class EmbeddingsRequest:
         request: without an id.
         name: of each input, in messages.
         is_base64: whether vectors are shown as base64 of little-endian float32.
+        chat: whose prompt is the only input, in the place of that of `request`; None for none.
     """
 
     request: EmbedInput
     name: Name
     is_base64: bool
+    chat: ChatInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +96,14 @@ def read_embeddings(body: Fields) -> EmbeddingsRequest:
     encoding = body.text("encoding_format", "float")
     if encoding not in _FORMATS:
         raise body.refuse("encoding_format", f"must be one of {', '.join(_FORMATS)}")
-    inputs, is_list = _inputs(body)
+    chat = _chat(body)
+    inputs, is_list = ([_PLACEHOLDER], False) if chat is not None else _inputs(body)
     normalize = body.boolean("normalize", body.boolean("use_activation", True))
     return EmbeddingsRequest(
         EmbedInput(inputs, PoolingParams(normalize, body.integer("dimensions")), **_options(body)),
-        numbered("input") if is_list else lambda _: "input",
+        numbered("input") if is_list else lambda _: "input" if chat is None else "messages",
         encoding == "base64",
+        chat,
     )
 
 
@@ -128,6 +137,27 @@ def read_rerank(body: Fields) -> RerankRequest:
         documents,
         top_n,
         body.boolean("return_documents", True),
+    )
+
+
+def _chat(body: Fields) -> ChatInput | None:
+    """Return the conversation whose vector a body asks for, vLLM's `messages`; None for none."""
+    if "chat_template" in body:
+        raise body.refuse("chat_template", "must be absent: only that of the router is rendered")
+    begins = body.boolean("add_generation_prompt")
+    continues = body.boolean("continue_final_message")
+    kwargs = read_template_kwargs(body, "")
+    if "messages" not in body:
+        return None
+    if "input" in body:
+        raise body.refuse("input", "must be absent where messages are given")
+    return ChatInput(
+        parse_messages(body.value("messages")),
+        SamplingParams(),
+        chat_template_kwargs=kwargs,
+        add_generation_prompt=begins,
+        continue_final_message=continues,
+        model=body.text("model"),
     )
 
 

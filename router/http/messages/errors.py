@@ -6,7 +6,12 @@ https://docs.claude.com/en/api/errors
 from http import HTTPStatus
 from typing import Any
 
-from quire.contract.errors import ContextLengthError, OverloadedError, QuireError, QuotaExceededError
+from quire.contract.errors import (
+    ContextLengthError,
+    OverloadedError,
+    QuireError,
+    QuotaExceededError,
+)
 from router.http.call import REQUEST_ID
 from router.http.endpoint import ApiShape
 from router.http.errors import status_of

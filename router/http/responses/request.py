@@ -62,6 +62,8 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     for name, why in NOT_SERVED.items():
         if name in body:
             raise body.refuse(name, f"must be absent: {why}")
+    if not body.boolean("include_reasoning", True):
+        raise body.refuse("include_reasoning", "must be true: reasoning is an item of a response")
     if body.text("truncation", "disabled") != "disabled":
         raise body.refuse("truncation", "must be disabled: no message is left out here")
     is_stream, background = body.boolean("stream"), body.boolean("background")

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo
-from quire.contract.sampling_params import MAX_ITEMS, SamplingParams
+from quire.contract.sampling_params import FILLED_IN, MAX_ITEMS, SamplingParams
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.v1 import common_pb2
 from quire.wire import common as wire
@@ -34,7 +34,22 @@ def test_absent_sampling_params_are_the_defaults() -> None:
 
 def test_sampling_params_have_the_fields_of_their_message() -> None:
     names = {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields}
-    assert names == {field.name for field in fields(SamplingParams)}
+    # What is left open is absent there, if that means anything.
+    assert names - {"ignore_generation_config"} == (
+        {field.name for field in fields(SamplingParams)} - {"left_open"}
+    )
+
+
+def test_what_is_left_open_is_absent_unless_nothing_is() -> None:
+    open_fields = frozenset(FILLED_IN)
+    message = wire.sampling_params_to_proto(SamplingParams(left_open=open_fields))
+    assert not any(message.HasField(name) for name in FILLED_IN)
+    assert wire.sampling_params_from_proto(message).left_open == open_fields
+    whole = wire.sampling_params_to_proto(SamplingParams())
+    assert wire.sampling_params_from_proto(whole).left_open == frozenset()
+    some = common_pb2.SamplingParams(temperature=1.0, top_p=1.0)
+    found = wire.sampling_params_from_proto(some).left_open
+    assert found == open_fields - {"temperature", "top_p"}
 
 
 def test_sampling_params_from_a_client_are_checked() -> None:

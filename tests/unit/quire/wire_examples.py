@@ -160,9 +160,20 @@ def _inference() -> list[Example]:
         Example(ResumeChatInput(GenerateInput([5], PARAMS, "mine"), 7, chat=chat_input), *resume),
         Example(Started("mine", 3, 2**64 - 1, "5f7a", "ac14", (5, 6, 7), 9, 8), *event),
         Example(Started("mine", 3, 5, structured_outputs=STRUCTURED[2].structured_outputs), *event),
+        Example(Started("mine", 3, 5, sampling_defaults={"top_p": 0.5, "top_k": 20}), *event),
+        Example(
+            Started(
+                *("mine", 3, 5),
+                sampling_defaults={
+                    **{"temperature": 0.5, "min_p": 0.25, "repetition_penalty": 1.5},
+                    "max_tokens": 7,
+                },
+            ),
+            *event,
+        ),
         Example(delta, *event),
         Example(Finished(FinishReason.STOP, 5, "\n", 1, -0.5, TIME), *event),
-        Example(Finished(FinishReason.ERROR, 5), *event),
+        Example(Finished(FinishReason.ERROR, 5, num_cached_tokens=3), *event),
         Example(replace(delta, parsed=parsed), *event),
         Example(Finished(FinishReason.STOP, 5, parsed=replace(parsed, tool_calls=())), *event),
         Example(True, lambda _: inference.heartbeat_to_proto(), inference.is_heartbeat),

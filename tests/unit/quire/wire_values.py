@@ -42,6 +42,7 @@ MODEL = ModelInfo(
     True,
     (16, 32),
     True,
+    ("demo-2", "a/b"),
 )
 STATE = CellState(
     **{each.name: 2 + index for index, each in enumerate(fields(CellState))}
@@ -82,6 +83,7 @@ STRUCTURED = [
         StructuredOutputsParams(regex="a+"),
         StructuredOutputsParams(choice=("yes", "no")),
         StructuredOutputsParams(grammar='start: "a"'),
+        StructuredOutputsParams(structural_tag={"format": {"type": "any_text"}}),
     )
 ]
 PARAMS = replace(
@@ -95,6 +97,7 @@ PARAMS = replace(
     skip_special_tokens=False,
     spaces_between_special_tokens=False,
     truncate_prompt_tokens=5,
+    truncate_right=True,
 )
 BEAMS = SamplingParams(
     n=2, use_beam_search=True, temperature=0.0, length_penalty=0.5, early_stopping="never"
@@ -171,4 +174,5 @@ STEP_OUTPUTS = StepOutputs(
     prompt_logprobs=[(7, PROMPT_LOGPROBS)],
     time_breakdowns=[(2, TIME)],
     vectors=[(5, bytes(8)), (2, b"")],
+    cached_tokens=[(1, 16), (2, 32)],
 )

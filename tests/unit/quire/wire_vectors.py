@@ -16,7 +16,8 @@ def vector_examples() -> list[Example]:
     raw = PoolingParams(normalize=False, dimensions=7)
     return [
         Example(
-            EmbedInput(["Hi", "you"], raw, "mine", "demo", 7, False, -3, "salt", True), *request
+            EmbedInput(["Hi", "you"], raw, "mine", "demo", 7, False, -3, "salt", True, True),
+            *request,
         ),
         Example(EmbedInput([[5, 2**32 - 1]]), *request),
         Example(

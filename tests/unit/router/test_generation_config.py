@@ -68,9 +68,7 @@ def test_a_filter_that_is_off_there_is_no_default(tmp_path: Path, off: int) -> N
         ("{", "must be a JSON object"),
     ],
 )
-def test_what_cannot_be_a_default_is_refused(
-    tmp_path: Path, content: object, message: str
-) -> None:
+def test_what_cannot_be_a_default_is_refused(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^generation_config: .*{message}"):
         load_generation_defaults(model_with(tmp_path, content), "auto", {})
 

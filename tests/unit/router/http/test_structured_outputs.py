@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"text": {"format": {"type": "json_object", "regex": "a"}}}, "^text.format.regex"),
     *(
         (CHAT, {name: "x"}, f"^{name}: must be absent: ")
-        for name in ("structural_tag", "guided_whitespace_pattern", "grammar_triggers", "format")
+        for name in ("guided_whitespace_pattern", "grammar_triggers", "format")
     ),
     (CHAT, {"grammar": {"type": "json", "value": SCHEMA}}, "^grammar: must be a string"),
     (CHAT, {"json_schema": SCHEMA, "grammar": "a"}, "asked for once, got json_schema and grammar"),
@@ -87,7 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "must be asked for once, got response_format and guided_regex",
     ),
     (CHAT, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one of .*, got 2"),
-    (CHAT, {"structured_outputs": {"structural_tag": "x"}}, "structural_tag: must be absent"),
+    (CHAT, {"structured_outputs": {"backend": "x"}}, "backend: must be absent"),
     (
         CHAT,
         {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},

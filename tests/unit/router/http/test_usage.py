@@ -25,10 +25,16 @@ ASKED = {
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-ENDS = [Finished(FinishReason.LENGTH, 3, index=index) for index in (0, 1)]
-TOGETHER = [Delta("abc", (5, 6, 7), (), index, (), ("a", "b", "c")) for index in (0, 1)]
+NUM_CACHED = 4
+ENDS = [
+    Finished(FinishReason.LENGTH, 3, index=index, num_cached_tokens=NUM_CACHED) for index in (0, 1)
+]
+TOGETHER = [
+    Delta("abc", (5, 6, 7), (), index, (), ("a", "b", "c"), num_cached_tokens=NUM_CACHED)
+    for index in (0, 1)
+]
 IN_TURN = [
-    Delta(text, (token_id,), (), index, (), (text,))
+    Delta(text, (token_id,), (), index, (), (text,), num_cached_tokens=NUM_CACHED)
     for token_id, text in ((5, "a"), (6, "b"), (7, "c"))
     for index in (1, 0)
 ]
@@ -53,7 +59,12 @@ class Written:
             if line.startswith("data: {"):
                 data = json.loads(line.removeprefix("data: "))
                 index = data["choices"][0]["index"] if data["choices"] else None
-                found.setdefault(index, []).append(tuple(data["usage"].values()))
+                usage = data["usage"]
+                # Not known before the first token.
+                known = NUM_CACHED if usage["completion_tokens"] else 0
+                num_cached = usage.pop("prompt_tokens_details")["cached_tokens"]
+                assert num_cached in (known, NUM_CACHED)
+                found.setdefault(index, []).append(tuple(usage.values()))
         return found
 
 
