@@ -44,8 +44,8 @@ from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts, with_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from launch.engine import LLMEngine
     from launch.cluster.thread import ClusterThread
+    from launch.engine import LLMEngine
 
 # As many threads wait for answers; more prompts than this wait here rather than in the cluster.
 MAX_CONCURRENT_REQUESTS = 256

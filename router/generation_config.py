@@ -66,12 +66,11 @@ def _known(found: Mapping[str, Any], source: str) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"generation_config: {field} must be a number, got {value!r}")
         try:
-            if name in COUNTS and value == int(value):
-                value = int(value)
-            SamplingParams(**{name: value})
+            number = int(value) if name in COUNTS and value == int(value) else value
+            SamplingParams().filled({name: number})
         except (InvalidRequestError, ValueError, OverflowError) as error:
             raise ConfigError(f"generation_config: {source}: {error}") from None
-        if name in COUNTS and not isinstance(value, int):
+        if name in COUNTS and not isinstance(number, int):
             raise ConfigError(f"generation_config: {field} must be an integer, got {value!r}")
-        defaults[name] = value
+        defaults[name] = number
     return defaults

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launch.cli.options import ModelArgument, Values, resolve_draft_model, takes_options
+from launch.cli.options import Values, resolve_draft_model, takes_options
 from launch.cluster.config import ClusterConfig
 from quire.contract.engine_options import DeviceOptions, EngineOptions
 from quire.contract.options import options_of

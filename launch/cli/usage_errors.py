@@ -20,16 +20,18 @@ class QuireGroup(TyperGroup):
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
-        *arguments: Any,
+        complete_var: str | None = None,
         standalone_mode: bool = True,
+        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         """Run a command; with `standalone_mode`, end the process with its status."""
+        extra["windows_expand_args"] = windows_expand_args
         if not standalone_mode:
-            return super().main(args, prog_name, *arguments, standalone_mode=False, **extra)
+            return super().main(args, prog_name, complete_var, False, **extra)
         report(self, is_child="--ready-fd" in (sys.argv if args is None else args))
         try:
-            status = super().main(args, prog_name, *arguments, standalone_mode=False, **extra)
+            status = super().main(args, prog_name, complete_var, False, **extra)
         except _exceptions.UsageError as error:
             typer.echo(f"error: {one_line(error)}", err=True)
             sys.exit(2)

@@ -51,7 +51,8 @@ def _parser(translated: Sequence[str]) -> _Parser:
     for word, name in SHORT.items():
         short.setdefault(name, []).append(word)
     for name in sorted({*ABSENT, *ALWAYS, *NO_EFFECT, *ONE_WAY, *translated, "config"}):
-        flags, how = [f"--{name}", *short.get(name, ())], {}
+        flags = [f"--{name}", *short.get(name, ())]
+        how: dict[str, Any] = {}
         if name in SWITCHES:
             how = {"action": argparse.BooleanOptionalAction}
         elif name in LISTS:

@@ -6,7 +6,7 @@ from typing import Any
 
 from launch.vllm.table import ABSENT, ALWAYS, NO_EFFECT, ONE_WAY
 from launch.vllm.values import count, from_json, plain
-from quire.contract.engine_options import GIB, PreemptionMode, SpeculationMode
+from quire.contract.engine_options import GIB, SpeculationMode
 from quire.contract.errors import ConfigError
 
 Keywords = dict[str, Any]

@@ -6,7 +6,8 @@ from typing import Any
 
 from quire.contract.errors import ConfigError
 
-_SCALES = {
+_SCALES: dict[str | None, int] = {
+    None: 1,
     **{letter: 10 ** (3 * power) for power, letter in enumerate("kmgt", 1)},
     **{letter: 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)},
 }
@@ -23,12 +24,8 @@ def count(name: str, value: Any) -> int:
     match = re.fullmatch(r"(-?\d[\d_]*)(\.\d+)?([kKmMgGtT])?", str(value))
     if not match or (match[2] and (not match[3] or match[3].isupper())):
         raise ConfigError(f"{name}: must be an integer, such as 8192, 8k or 8K, got {value!r}")
-    whole = match[1].replace("_", "")
-    return (
-        round(float(whole + (match[2] or "")) * _SCALES.get(match[3], 1))
-        if match[2]
-        else (int(whole) * _SCALES.get(match[3], 1))
-    )
+    whole, scale = match[1].replace("_", ""), _SCALES[match[3]]
+    return round(float(whole + match[2]) * scale) if match[2] else int(whole) * scale
 
 
 def from_json(name: str, value: Any) -> Any:

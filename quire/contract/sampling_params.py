@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import StructuredOutputsParams
@@ -177,6 +178,18 @@ class SamplingParams:
     def width(self) -> int:
         """Sequences that run for the request."""
         return self.n if self.best_of is None else self.best_of
+
+    def filled(self, defaults: Mapping[str, float]) -> "SamplingParams":
+        """Return parameters that leave nothing open.
+
+        Args:
+            defaults: of some of FILLED_IN, by name, which take the place of what is here.
+
+        Raises:
+            InvalidRequestError: one is out of bounds.
+        """
+        changes: Any = dict(defaults)
+        return replace(self, left_open=frozenset(), **changes)
 
     def clone(self) -> "SamplingParams":
         """Return these parameters; nobody can change them."""

@@ -130,9 +130,7 @@ class ResumableStream:
                     request = request.generate_input(
                         event.prompt_token_ids, event.structured_outputs
                     )
-                params = replace(
-                    request.sampling_params, **event.sampling_defaults, left_open=frozenset()
-                )
+                params = request.sampling_params.filled(event.sampling_defaults)
                 if event.max_tokens:
                     params = replace(params, max_tokens=event.max_tokens)
                 self._request = replace(

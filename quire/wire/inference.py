@@ -1,6 +1,7 @@
 """To and from the messages of inference.proto."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from quire.contract.chat import ResumeChatInput
 from quire.contract.errors import InvalidRequestError
@@ -208,7 +209,8 @@ def event_to_proto(event: Event) -> inference_pb2.GenerateResponse:
         case Started():
             fields = fields_of(event)
             fields["structured_outputs"] = structured_outputs_to_proto(event.structured_outputs)
-            defaults = inference_pb2.SamplingDefaults(**event.sampling_defaults)
+            filled: Any = dict(event.sampling_defaults)
+            defaults = inference_pb2.SamplingDefaults(**filled)
             fields["sampling_defaults"] = defaults if event.sampling_defaults else None
             started = inference_pb2.GenerateStarted(**fields)
             return inference_pb2.GenerateResponse(started=started)

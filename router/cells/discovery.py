@@ -22,7 +22,7 @@ async def resolve(name: str) -> frozenset[str]:
     host, port = split_address(name)
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return frozenset(join_address(address[0], port) for _, _, _, _, address in found)
+    return frozenset(join_address(str(address[0]), port) for _, _, _, _, address in found)
 
 
 async def follow_names(

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, get_route_path
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http import info, tokens
@@ -127,7 +127,7 @@ def make_app(
         assert isinstance(error, HTTPException), "registered for it"
         status = HTTPStatus(error.status_code)
         counts["other", int(status)] += 1
-        path = get_route_path(request.scope)
+        path = request.scope["path"].removeprefix(root_path)
         shape = ANTHROPIC if f"{path}/".startswith(f"{MESSAGES}/") else OPENAI
         text = _why_not(status, request.method, path, routes)
         request_id = request.headers.get(REQUEST_ID, "") or uuid.uuid4().hex

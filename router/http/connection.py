@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import ssl
 from http import HTTPStatus
 from typing import Any
 
@@ -160,11 +159,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, in the shape of every other error, or as HTTP/2 has it."""
-        if self._first == PREFACE and self._http2_answer:
-            self.transport.write(self._http2_answer)
-            self.transport.close()
-            return
+        """Answer what is no request, in the shape of every other error."""
         self._refuse(
             HttpError(
                 HTTPStatus.BAD_REQUEST,

@@ -28,6 +28,7 @@ class GrpcCaller:
     def __init__(self, text: str) -> None:
         self._text = text.encode("ascii")
         self._num_read = 0
+        self._next = 0  # where the next frame begins, once the preface is there
         self._unread = bytearray()
 
     def answer(self, data: bytes) -> tuple[bytes, bool]:

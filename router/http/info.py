@@ -13,7 +13,6 @@ from router.http.call import HttpCall
 from router.http.endpoint import Handle
 from router.requests.inference import Inference
 
-
 # A header that clients of Anthropic's API send, and no others.
 _ANTHROPIC = "anthropic-version"
 

@@ -16,7 +16,6 @@ from typing import Any
 from router.http.bodies import kind_of
 from router.http.fields import Fields
 
-
 OTHER = "other"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 

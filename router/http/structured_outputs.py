@@ -1,5 +1,7 @@
 """The grammar of an answer in a JSON body, in the words of OpenAI, vLLM, llama.cpp and SGLang."""
 
+from typing import Any
+
 from quire.contract.errors import InvalidRequestError
 from quire.contract.structured_outputs import MAX_CHOICES, StructuredOutputsParams
 from router.http.fields import Fields
@@ -114,8 +116,9 @@ def _of(fields: Fields, name: str, kind: str) -> StructuredOutputsParams | None:
     match kind:
         case "json" | "structural_tag":
             is_text = isinstance(fields.value(name), str)
-            value = fields.text(name) if is_text else fields.mapping(name)
-            return StructuredOutputsParams(**{kind: value})
+            value: Any = fields.text(name) if is_text else fields.mapping(name)
+            only: dict[str, Any] = {kind: value}
+            return StructuredOutputsParams(**only)
         case "json_object":
             return StructuredOutputsParams(json_object=True) if fields.boolean(name) else None
         case "choice":

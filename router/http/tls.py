@@ -56,7 +56,7 @@ def file_context(options: HttpOptions) -> ssl.SSLContext:
         except (OSError, ValueError) as error:  # ssl.SSLError among them
             why = getattr(error, "reason", None) or error
             raise ConfigError(
-                f"ssl_certfile: must be a certificate in PEM, with its key in ssl_keyfile or beside "
+                "ssl_certfile: must be a certificate in PEM, with its key in ssl_keyfile or beside "
                 f"it and without a password, got {paths[0]}: {why}"
             ) from None
         return context

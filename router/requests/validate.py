@@ -176,7 +176,7 @@ class Validator:
         params = request.sampling_params
         defaults = self._defaults if defaults is None else defaults
         filled = {name: defaults[name] for name in defaults if name in params.left_open}
-        params = dataclasses.replace(params, **filled, left_open=frozenset())
+        params = params.filled(filled)
         check_ids("stop_token_ids", params.stop_token_ids, model)
         check_ids("allowed_token_ids", params.allowed_token_ids, model)
         check_ids("logit_bias", tuple(params.logit_bias), model)
