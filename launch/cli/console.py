@@ -46,14 +46,18 @@ class Progress:
 
 
 async def cell_status(
-    target: str, tls_dir: str | None = None, *, insecure: bool = False
+    target: str,
+    tls_dir: str | None = None,
+    *,
+    api_key: str | None = None,
+    insecure: bool = False,
 ) -> CellStatus:
     """Return what the router at `target` knows of its first cell; arguments as of AsyncClient.
 
     Raises:
-        UnauthenticatedError: it wants an API key, and the environment has none.
+        UnauthenticatedError: it wants an API key, and neither `api_key` nor the environment has one.
     """
-    async with AsyncClient(target, tls_dir=tls_dir, insecure=insecure) as client:
+    async with AsyncClient(target, tls_dir=tls_dir, api_key=api_key, insecure=insecure) as client:
         async for cells in client.watch_cluster():
             return cells[0]
     raise AssertionError("watch_cluster sends the state at once")
@@ -163,7 +167,8 @@ async def print_ready(cluster: Cluster, control: str = "") -> None:
     """
     config, target = cluster.config, cluster.router.address
     try:
-        status = await cell_status(target, config.tls_dir, insecure=config.insecure)
+        key = next(iter(config.api_key), None)
+        status = await cell_status(target, config.tls_dir, api_key=key, insecure=config.insecure)
     except UnauthenticatedError:
         status = None
     lines = [

@@ -244,7 +244,7 @@ def test_help_has_choices_bounds_units_variables_and_what_a_default_means() -> N
         "wait for each other in any exchange. In [1, 3600] seconds.",
         "[default: (name of the directory)]",
         "--enable-prefix-caching / --no-enable-prefix-caching",
-        "[env var: QUIRE_TLS_DIR]",
+        "env var: QUIRE_TLS_DIR",
     ):
         assert part in text, part
 
