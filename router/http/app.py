@@ -39,6 +39,7 @@ from router.http.messages.errors import ANTHROPIC
 from router.http.responses import endpoint as responses
 from router.http.responses.held import HeldResponses
 from router.requests.inference import Inference
+from router.requests.validate import MAX_REQUEST_ID_CHARS
 
 RESPONSES = ApiShape(error_event="error", own_names={"max_tokens": "max_output_tokens"})
 MESSAGES = "/v1/messages"
@@ -130,9 +131,10 @@ def make_app(
         path = request.scope["path"].removeprefix(root_path)
         shape = ANTHROPIC if f"{path}/".startswith(f"{MESSAGES}/") else OPENAI
         text = _why_not(status, request.method, path, routes)
-        request_id = request.headers.get(REQUEST_ID, "") or uuid.uuid4().hex
+        request_id = request.headers.get(REQUEST_ID, "")[:MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
         body = shape.error_body(HttpError(status, text), request_id)
-        return JSONResponse(body, status, error.headers)
+        ids = dict.fromkeys(shape.id_headers, request_id)
+        return JSONResponse(body, status, {**ids, **(error.headers or {})})
 
     app = Starlette(
         routes=routes,

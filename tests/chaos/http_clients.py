@@ -21,7 +21,7 @@ _PATHS = {Way.COMPLETIONS_BY_ID: "/completions", Way.CHAT_BY_ID: "/chat/completi
 _TIMEOUT_S = 120.0
 _PAUSE_S = 0.2
 # Ids and times: those of tool calls are a function of the request's id.
-_VOLATILE = frozenset(("id", "created_at", "item_id"))
+_VOLATILE = frozenset(("id", "created_at", "completed_at", "item_id"))
 
 
 @dataclass(slots=True)

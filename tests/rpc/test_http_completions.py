@@ -31,6 +31,7 @@ async def test_a_completion_is_that_of_the_grpc_api(tmp_path, prompt) -> None:
             "prompt_tokens": len(PROMPT_IDS),
             "completion_tokens": 24,
             "total_tokens": len(PROMPT_IDS) + 24,
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
 
 

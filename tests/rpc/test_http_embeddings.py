@@ -135,7 +135,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (PATH, {"input": [[5], ["x"]]}, "input[1]: must hold token ids in [0, 2147483647], got a"),
     (PATH, {"input": [5, -1]}, "input: must hold token ids in [0, 2147483647], got -1"),
     (PATH, {"input": [[5], [1000]]}, "input[1]: token ids must be in [0, 1000), got 1000"),
-    (PATH, {"input": [7] * 257}, "input: at most 256 tokens (the model's length), got 257"),
+    (
+        PATH,
+        {"input": [7] * 257},
+        "input: must be at most 256 tokens, got 257: this model's maximum context length is 256",
+    ),
     (PATH, {"input": "x", "encoding_format": "bytes"}, "encoding_format: must be one of float,"),
     (PATH, {"input": "x", "embed_dtype": "float16"}, "embed_dtype: must be float32"),
     (PATH, {"input": "x", "dimensions": 64}, "dimensions: must be absent: config.json of"),

@@ -341,6 +341,6 @@ async def test_no_such_path_or_method_is_anthropics_error(
     assert response.status_code == status
     answer = response.json()
     assert (answer["type"], answer["error"]["type"]) == ("error", kind)
-    assert answer["request_id"] is None
+    assert answer["request_id"] == response.headers["request-id"]
     other = await setup.http.request(method, f"{PATH}s")
     assert (other.status_code, set(other.json())) == (404, {"error"})

@@ -161,5 +161,5 @@ async def test_a_stream_that_broke_goes_on_within_a_call(setup) -> None:
 def without_times(event: Sent) -> Any:
     data = dict(event.data)
     if "response" in data:
-        data["response"] = {**data["response"], "created_at": 0}
+        data["response"] = {**data["response"], "created_at": 0, "completed_at": None}
     return event.id, data

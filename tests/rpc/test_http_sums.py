@@ -120,7 +120,7 @@ def body_of(path: str, chance: random.Random) -> dict[str, Any]:
 
 def without_own(value: Any) -> Any:
     """What an answer shows, but for when it was made and what an object is called."""
-    own = ("created", "created_at", "object")
+    own = ("created", "created_at", "completed_at", "object")
     return {name: value[name] for name in value if name not in own}
 
 
