@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from launch.cluster.thread import new_loop
 from launch.engine_args import EngineArgs
 from launch.engine_requests import OutputSoFar
 from launch.llm import LLM
@@ -115,7 +116,7 @@ class LLMEngine:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quire-engine", daemon=True
         )
@@ -126,6 +127,7 @@ class LLMEngine:
         self._brought: dict[str, RequestOutput] = {}
         self._failed: list[tuple[str, BaseException]] = []
         self._unfinished: set[str] = set()
+        llm.engines.add(self)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -220,13 +222,17 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """End every request, and stop the cluster. May be called again."""
+        self.end_requests()
+        self._llm.close()
+
+    def end_requests(self) -> None:
+        """End every request, and disconnect. May be called again."""
         if not self._loop.is_closed():
             self.abort_request(list(self._unfinished))
             self._call(self._client.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-        self._llm.close()
 
     async def _open(self) -> AsyncClient:
         return self._llm.async_client()

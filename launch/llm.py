@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
@@ -148,7 +148,10 @@ class LLM:
         self._client = self._connect()
         self._engine: LLMEngine | None = None
         # Also when this process ends without `close`, before its threads are stopped in mid-air.
-        self._at_end = weakref.finalize(self, _close_quietly, self._client, self._cluster)
+        self.engines: weakref.WeakSet[LLMEngine] = weakref.WeakSet()
+        self._at_end = weakref.finalize(
+            self, _close_quietly, self.engines, self._client, self._cluster
+        )
 
     def _connect(self) -> Client:
         return Client(self.target, tls_dir=self._tls_dir, api_key=self._api_key)
@@ -427,7 +430,7 @@ class LLM:
         """Disconnect, and stop the cluster if it is this object's own. May be called again."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.shutdown()
+            engine.end_requests()
         self._client.close()
         if self._cluster is not None:
             self._cluster.stop()
@@ -446,10 +449,15 @@ class LLM:
         self.close()
 
 
-def _close_quietly(client: Client, cluster: "ClusterThread | None") -> None:
+def _close_quietly(
+    engines: "Iterable[LLMEngine]", client: Client, cluster: "ClusterThread | None"
+) -> None:
     """Disconnect, and stop a cluster that nobody uses any more; say nothing of what fails."""
     if not threading.main_thread().is_alive():  # and not since the object has gone
         llm_requests.exiting.set()
+    for engine in list(engines):
+        with suppress(Exception):
+            engine.end_requests()
     with suppress(Exception):
         client.close()
     if cluster is not None:

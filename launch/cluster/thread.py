@@ -10,11 +10,25 @@ from launch.cluster.supervisor import Cluster, ClusterConfig
 T = TypeVar("T")
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for a thread beside others that use grpc, and may end before it."""
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_report)
+    return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    # grpc wakes every loop that has used it, from whichever is awake: also one that was closed.
+    if not (isinstance(error, RuntimeError) and "loop is closed" in str(error)):
+        loop.default_exception_handler(context)
+
+
 class ClusterThread:
     """A cluster kept by an event loop in a thread of its own."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         # A daemon: if this process ends without `stop`, its children end with it.
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quire-cluster", daemon=True
