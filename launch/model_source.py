@@ -92,7 +92,7 @@ def _combined(model: Path, tokenizer: Path | None, overrides: dict[str, Any]) ->
         for each in _tokenizer_files(model):
             del files[each.name]
         files |= {each.name: each.resolve() for each in _tokenizer_files(tokenizer)}
-    config = _overridden(files.pop(_CONFIG), overrides)
+    config = _overridden(files.pop(_CONFIG), overrides) if overrides else ""
     digest = hashlib.sha256(config.encode())
     for name, path in sorted(files.items()):
         digest.update(f"\0{name}\0{path}".encode())
@@ -107,7 +107,8 @@ def _combined(model: Path, tokenizer: Path | None, overrides: dict[str, Any]) ->
             directory.mkdir()
             for name, path in files.items():
                 (directory / name).symlink_to(path)
-            (directory / _CONFIG).write_text(config, "utf-8")
+            if config:
+                (directory / _CONFIG).write_text(config, "utf-8")
             scratch.rename(found.parent)
         except OSError:
             shutil.rmtree(scratch, ignore_errors=True)

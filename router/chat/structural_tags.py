@@ -104,45 +104,45 @@ class _Builder:
         ]
 
     def _tag(self, part: dict[str, Any], path: str, depth: int) -> str:
-        begin, end = _text(part, path, "begin"), _text(part, path, "end", may_be_empty=True)
-        content = part.get("content")
-        head = f"{self.rules.mark(begin)} " if begin else ""
-        if isinstance(content, dict) and content.get("type") == "any_text" and end:
-            return self.rules.rule(f"{head}{self.rules.text_until(end)}")
-        inner = self.of_format(content, f"{path}.content", depth + 1)
-        tail = f" {self.rules.mark(end)}" if end else ""
-        return self.rules.rule(f"{head}{inner}{tail}")
+        begin = _text(part, path, "begin")
+        return self.rules.rule(f"{self.rules.mark(begin)} {self._behind(part, path, depth)}")
 
-    def _tags(self, part: dict[str, Any], path: str, depth: int) -> list[tuple[str, str]]:
-        """Return the begin and the expression of each tag."""
-        found = []
-        for place, tag in enumerate(_items(part, path, "tags")):
-            where = f"{path}.tags[{place}]"
+    def _behind(self, tag: dict[str, Any], path: str, depth: int) -> str:
+        """Return what derives a tag behind its beginning."""
+        end, content = _text(tag, path, "end", may_be_empty=True), tag.get("content")
+        if isinstance(content, dict) and content.get("type") == "any_text" and end:
+            return self.rules.text_until(end)
+        inner = self.of_format(content, f"{path}.content", depth + 1)
+        return f"{inner} {self.rules.mark(end)}" if end else inner
+
+    def _tags(self, part: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
+        """Return the tags of a part, and where each stands."""
+        tags = [(tag, f"{path}.tags[{at}]") for at, tag in enumerate(_items(part, path, "tags"))]
+        for tag, where in tags:
             if not isinstance(tag, dict):
                 raise _wrong(where, "must be an object")
-            expression = self._tag(tag, where, depth + 1)
-            found.append((_text(tag, where, "begin"), expression))
-        return found
+        return tags
 
     def _triggered(self, part: dict[str, Any], path: str, depth: int) -> str:
         triggers = _items(part, path, "triggers")
         if not all(isinstance(each, str) and each for each in triggers):
             raise _wrong(f"{path}.triggers", "must be an array of strings that are not empty")
-        tags = self._tags(part, path, depth)
-        for place, (begin, _) in enumerate(tags):
+        free, found = self.rules.text_without(*triggers), []
+        for tag, where in self._tags(part, path):
+            begin = _text(tag, where, "begin")
             if not any(begin.startswith(each) for each in triggers):
-                raise _wrong(f"{path}.tags[{place}].begin", "must begin with one of the triggers")
-        free = self.rules.text_without(*triggers)
-        one = self.rules.rule(f"({' | '.join(expression for _, expression in tags)})")
-        some = f"({one} {free})"
+                raise _wrong(f"{where}.begin", "must begin with one of the triggers")
+            # Text and beginning together: of two terminals the first would take all that it can.
+            found.append(f"{self.rules.ended(free, begin)} {self._behind(tag, where, depth + 1)}")
+        one = self.rules.rule(" | ".join(found))
         if part.get("stop_after_first"):
-            return f"{free} {one}" if part.get("at_least_one") else f"{free} ({one})?"
-        return f"{free} {some}+" if part.get("at_least_one") else f"{free} {some}*"
+            return one if part.get("at_least_one") else f"({one} | {free})"
+        return f"{one}{'+' if part.get('at_least_one') else '*'} {free}"
 
     def _separated(self, part: dict[str, Any], path: str, depth: int) -> str:
         separator = _text(part, path, "separator", may_be_empty=True)
-        tags = self._tags(part, path, depth)
-        one = self.rules.rule(f"({' | '.join(expression for _, expression in tags)})")
+        tags = [self._tag(tag, where, depth + 1) for tag, where in self._tags(part, path)]
+        one = self.rules.rule(" | ".join(tags))
         between = f"{self.rules.mark(separator)} " if separator else ""
         several = one if part.get("stop_after_first") else f"{one} ({between}{one})*"
         return f"({several})" if part.get("at_least_one") else f"({several})?"

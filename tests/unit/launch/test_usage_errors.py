@@ -1,0 +1,63 @@
+"""A mistake on the command line is one line, in the grammar of all errors."""
+
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from launch.cli.main import app
+
+COMMAND: Any = get_command(app)
+SERVE, LIST = "quire serve", "lists all"
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        COMMAND.main(list(arguments), prog_name="quire")
+    found = capsys.readouterr()
+    assert not found.out
+    return int(ended.value.code or 0), found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("serve", "--no-such"),
+            "--no-such: must be an option of `quire serve` (`quire serve --help` lists all)",
+        ),
+        (
+            ("serve", "--max-num-seq", "3"),
+            "--max-num-seq: must be an option of `quire serve`: did you mean --max-num-seqs? "
+            "(`quire serve --help` lists all)",
+        ),
+        (("serve", "--max-num-seqs"), "--max-num-seqs: must have a value, got none"),
+        (("serve", "--max-num-seqs", "many"), "max_num_seqs: must be an integer, got many"),
+        (("serve", "--swap-space", "x"), "swap_space: must be a number, got x"),
+        (
+            ("serve", "--log-level", "loud"),
+            "log_level: must be one of debug, info, warning, error, got loud",
+        ),
+        (("generate",), "prompt: must be given (`quire generate --help` lists all)"),
+    ],
+)
+def test_one_line(
+    arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert error_of(capsys, *arguments) == (2, f"error: {line}\n")
+
+
+def test_a_value_of_the_environment_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_SERVE_MAX_NUM_SEQS", "many")
+    line = "max_num_seqs: must be an integer, got many (of QUIRE_SERVE_MAX_NUM_SEQS in the "
+    assert error_of(capsys, "serve") == (2, f"error: {line}environment)\n")
+
+
+def test_a_command_that_there_is_not_is_told_with_one_that_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, text = error_of(capsys, "serv")
+    assert (status, text.count("\n")) == (2, 1)
+    assert "serve" in text

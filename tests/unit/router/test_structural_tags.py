@@ -1,0 +1,116 @@
+"""Structural tags become grammars that allow what they say, and nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quire.contract.errors import InvalidRequestError
+from quire.contract.structured_outputs import StructuredOutputsParams
+from quire.grammar import open_matcher, open_vocabulary
+from router.chat.structural_tags import structural_tag_grammar
+from tests.fakes.small_tokenizers import byte_level
+
+BACKEND = byte_level()
+VOCABULARY = open_vocabulary(BACKEND, BACKEND.get_vocab_size(), [0])
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+CALL = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": NUMBER}, "end": "</f>"}
+OLD = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": NUMBER, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+
+
+def allows(spec: object, text: str) -> bool:
+    """Return whether the grammar of tags derives a text, from its beginning to its end."""
+    grammar = structural_tag_grammar(json.dumps(spec), {})
+    matcher = open_matcher(VOCABULARY, StructuredOutputsParams(grammar=grammar))
+    token_ids = BACKEND.encode(text, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def triggered(**own: Any) -> dict[str, Any]:
+    return {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL], **own}}
+
+
+@pytest.mark.parametrize("spec", [OLD, triggered()])
+def test_text_is_free_until_a_trigger(spec: object) -> None:
+    for text in ("", "hello", 'a <f>{"n": 1}</f> b', '<f>{"n": 1}</f><f>{"n": 2}</f>'):
+        assert allows(spec, text), text
+    for text in ('a <f>{"n": "x"}</f>', "<f>no</f>", '<f>{"n": 1}', "<fx"):
+        assert not allows(spec, text), text
+
+
+def test_one_may_be_wanted_and_one_alone() -> None:
+    assert not allows(triggered(at_least_one=True), "hello")
+    assert allows(triggered(at_least_one=True), 'hello <f>{"n": 1}</f> there')
+    once = triggered(stop_after_first=True)
+    assert allows(once, 'a <f>{"n": 1}</f>')
+    assert not allows(once, 'a <f>{"n": 1}</f> b')
+
+
+def test_a_tree_of_formats_is_what_it_says() -> None:
+    tree = {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "a: "},
+            {
+                "type": "or",
+                "elements": [
+                    {"type": "regex", "pattern": "[0-9]+"},
+                    {"type": "tag", "begin": "[", "content": {"type": "any_text"}, "end": "]"},
+                ],
+            },
+        ],
+    }
+    spec = {"type": "structural_tag", "format": tree}
+    for text in ("a: 12", "a: [x y]"):
+        assert allows(spec, text), text
+    for text in ("12", "a: x", "a: [x"):
+        assert not allows(spec, text), text
+
+
+def test_tags_may_stand_one_after_the_other() -> None:
+    spec = {"format": {"type": "tags_with_separator", "tags": [CALL], "separator": ", "}}
+    for text in ("", '<f>{"n": 1}</f>', '<f>{"n": 1}</f>, <f>{"n": 2}</f>'):
+        assert allows(spec, text), text
+    for text in ("x", '<f>{"n": 1}</f><f>{"n": 2}</f>'):
+        assert not allows(spec, text), text
+
+
+def test_a_mark_that_is_a_token_is_one() -> None:
+    grammar = structural_tag_grammar(json.dumps(OLD), {"<f>": 7})
+    assert "<[7]>" in grammar
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("{", ""),
+        ([], ""),
+        ({"structures": 1}, ".structures"),
+        ({"structures": [{"begin": "<f>", "schema": {}, "end": ""}]}, ".format.triggers"),
+        ({"structures": [{"schema": {}, "end": ""}], "triggers": ["<"]}, ".format.tags[0].begin"),
+        ({"format": {"type": "grammar", "grammar": "root ::= a"}}, ".format.type"),
+        ({"format": {"type": "json_schema", "json_schema": "{"}}, ".format.json_schema"),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["<g"], "tags": [CALL]}},
+            ".format.tags[0].begin",
+        ),
+        ({"format": {"type": "or", "elements": []}}, ".format.elements"),
+    ],
+)
+def test_what_is_malformed_is_refused_by_its_place(spec: object, field: str) -> None:
+    text = spec if isinstance(spec, str) else json.dumps(spec)
+    with pytest.raises(InvalidRequestError) as caught:
+        structural_tag_grammar(text, {})
+    assert caught.value.field == f"structured_outputs.structural_tag{field}"
+
+
+def test_a_tree_is_not_too_deep() -> None:
+    tree: dict[str, Any] = {"type": "any_text"}
+    for _ in range(20):
+        tree = {"type": "sequence", "elements": [tree]}
+    with pytest.raises(InvalidRequestError, match="nested at most 16 deep"):
+        structural_tag_grammar(json.dumps({"format": tree}), {})
