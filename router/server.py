@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.contract.errors import QuireError
+from quire.contract.errors import QuireError, UnavailableError
 from quire.observe import log as quire_log
 from quire.observe.log import get_logger
 from quire.rpc import Server, announce, fail, report, stop_signal, until_stopped
@@ -174,7 +174,11 @@ class Router:
         """
         address = await self._server.start(self._config.host, self._config.port)
         if self._http is not None:
-            self.http_address = await self._http.start(address)
+            try:
+                self.http_address = await self._http.start(address)
+            except UnavailableError:
+                await self._server.stop()
+                raise
         self._cells.start()
         self._tasks.append(asyncio.create_task(self._follow_health()))
         if self._api_keys is not None:
