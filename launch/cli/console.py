@@ -55,7 +55,7 @@ async def cell_status(
     """Return what the router at `target` knows of its first cell; arguments as of AsyncClient.
 
     Raises:
-        UnauthenticatedError: it wants an API key, and neither `api_key` nor the environment has one.
+        UnauthenticatedError: it wants an API key, and neither argument nor environment has one.
     """
     async with AsyncClient(target, tls_dir=tls_dir, api_key=api_key, insecure=insecure) as client:
         async for cells in client.watch_cluster():

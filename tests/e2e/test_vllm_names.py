@@ -70,8 +70,11 @@ def test_prompts_and_parameters_in_vllms_forms(llm: LLM) -> None:
         )
         assert output.outputs == text.outputs
         assert output.prompt is None
-    with pytest.raises(InvalidRequestError, match="prompt_token_ids, got both"):
-        llm.generate("x", prompt_token_ids=[1])
+    # Ids count, and the text is shown; all by position, as in vLLM's first release.
+    [both] = llm.generate("x", GREEDY, list(text.prompt_token_ids), False)
+    assert (both.prompt, both.outputs) == ("x", text.outputs)
+    with pytest.raises(InvalidRequestError, match="must be one for each of 2 prompts, got 1"):
+        llm.generate(["x", "y"], prompt_token_ids=[1])
     with pytest.raises(InvalidRequestError, match="prompt_token_ids, got neither"):
         llm.generate()
     [default] = llm.generate("x", SamplingParams(ignore_eos=True, top_k=-1), use_tqdm=False)

@@ -87,7 +87,8 @@ async def test_a_stream_goes_on_with_the_defaults_of_its_beginning(
         whole = await setup.events(path, body)
     first = whole[0].data
     resume = {name: first[name] for name in ("id", "system_fingerprint")}
-    resume |= {"seed": first["choices"][0]["seed"], "starting_after": 2, "created": first["created"]}
+    resume |= {"seed": first["choices"][0]["seed"], "created": first["created"]}
+    resume["starting_after"] = 2
     async with http_router(with_config(tmp_path / "b", OTHER), fake, **settings) as setup:
         rest = await setup.events(path, {**body, "resume": resume})
         await setup.post(path, body)

@@ -54,7 +54,8 @@ def test_a_config_has_other_values_and_all_else_is_linked() -> None:
 
 
 def test_values_of_a_config_within_count_one_by_one(tmp_path: Path) -> None:
-    inner = {"text_config": {"a": 1, "b": 2}, "quantization_config": {"bits": 4}, "scaling": {"c": 1}}
+    inner = {"text_config": {"a": 1, "b": 2}, "quantization_config": {"bits": 4}}
+    inner["scaling"] = {"c": 1}
     (tmp_path / "config.json").write_text(json.dumps(inner))
     overrides = {"text_config": {"b": 3}, "quantization_config": {"x": 1}, "scaling": {"d": 2}}
     path = ModelSource(hf_overrides=json.dumps(overrides)).path_of(tmp_path)
