@@ -359,7 +359,7 @@ class Completion:
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     time_breakdown: TimeBreakdown | None = None
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = field(default=0, compare=False)
     numerics_id: str = ""
     text_id: str = ""
     prompt_token_ids: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
 """Whole outputs in the shape that vLLM's users know them in: of `LLM` and the engines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.contract.chat import ToolCall
 from quire.contract.time_breakdown import TimeBreakdown
@@ -76,7 +76,7 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     time_breakdown: TimeBreakdown | None = None
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int | None = field(default=None, compare=False)
 
     @property
     def metrics(self) -> TimeBreakdown | None:
