@@ -18,6 +18,8 @@ from quire.contract.outputs import CellState, Completion
 from tests.e2e.conftest import SharedClusters
 
 PROMPT = "The list class"
+OWN: dict[str, Any] = {"temperature": 1}
+"""What a client of gRPC has by itself, and one of HTTP by the model's generation_config.json."""
 
 
 @pytest.fixture
@@ -83,6 +85,7 @@ async def test_a_completion_is_that_of_the_sdk(
     http: openai.AsyncOpenAI, grpc: AsyncClient, case: str
 ) -> None:
     options, extras, params = CASES[case]
+    options = OWN | options
     extras = {**extras, "return_token_ids": True}
     model = (await http.models.list()).data[0].id
     expected = await grpc.generate_all(PROMPT, replace(params, max_tokens=20))
@@ -181,7 +184,7 @@ async def test_who_goes_away_gives_its_blocks_back(
 async def test_a_router_killed_in_mid_stream_costs_no_event(
     http: openai.AsyncOpenAI, grpc: AsyncClient, cluster: Cluster
 ) -> None:
-    extras: dict[str, Any] = {"ignore_eos": True}
+    extras: dict[str, Any] = {"ignore_eos": True, **OWN}
     token_ids: list[int] = []
     num_events, text, was_killed = 0, "", False
     patient = http.with_options(max_retries=30)  # until the next router listens at the same port

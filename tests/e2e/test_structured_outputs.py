@@ -80,7 +80,7 @@ async def test_answers_are_what_was_asked_for(
         assert is_right(answer.text), answer.text
     for extras in ({f"guided_{kind}": grammar}, {"structured_outputs": {kind: grammar}}):
         same = await http.completions.create(
-            model="", prompt=PROMPT, max_tokens=200, n=3, seed=3, extra_body=extras
+            model="", prompt=PROMPT, max_tokens=200, n=3, seed=3, temperature=1, extra_body=extras
         )
         assert [choice.text for choice in same.choices] == [each.text for each in answers]
 
@@ -116,7 +116,7 @@ async def test_a_call_is_forced(
 ) -> None:
     # `required` lets the model call on and on, this one does: the first call is whole by then.
     asked = {"model": "", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
-    asked |= {"max_tokens": 300, "seed": 3}
+    asked |= {"max_tokens": 300, "seed": 3, "temperature": 1}
     answer = (await http.chat.completions.create(**asked)).choices[0]
     assert answer.message.tool_calls
     call = answer.message.tool_calls[0]
@@ -141,6 +141,7 @@ async def test_a_call_is_forced(
         tools=[{"type": "function", **each["function"]} for each in TOOLS],
         tool_choice=choice,
         max_output_tokens=300,
+        temperature=1,
         extra_body={"seed": 3},
     )
     called = next(item for item in response.output if item.type == "function_call")
