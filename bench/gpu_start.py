@@ -28,7 +28,7 @@ from quire.contract.sessions import Submission
 from quire.contract.workers import CacheSpec, LoadSpec
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.policy.scheduler import Scheduler
-from worker_svc.device.cuda import CudaDevice
+from worker_svc.device.cuda import DEFAULT_GPU_MEMORY_UTILIZATION, CudaDevice
 from worker_svc.device.open import open_device
 from worker_svc.sampling.largest import largest_params
 from worker_svc.steps.pending import PendingStep
@@ -149,7 +149,7 @@ def limit_torch(utilization: float) -> int:
 def measure(device: CudaDevice, options: CacheOptions, load: LoadOptions) -> dict[str, object]:
     """Return the figures of a start, and of the memory that the largest steps take."""
     start = Start(LLAMA_3_8B, device, options, load)
-    share = limit_torch(options.gpu_memory_utilization)
+    share = limit_torch(options.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

@@ -92,6 +92,7 @@ class Cell:
         )
         self.scheduler.speculation.has_draft_model = bool(config.draft_model)
         self.scheduler.preemption_costs.block_us = formed.swap_block_us
+        self._kv_cache_bytes = formed.cache_bytes
         self.counters = Counters()
         self.first_token_times = FirstTokenTimes(config.max_num_batched_tokens)
         self.quotas = QuotaKeeper(self.scheduler.queues)
@@ -318,6 +319,7 @@ class Cell:
         """Go on with workers that are formed again; they may give vectors, or none any more."""
         self.model = formed.model
         self.blocks.set_num_host_blocks(formed.num_host_blocks)
+        self._kv_cache_bytes = formed.cache_bytes
         self.epoch = formed.epoch
         self.has_workers = True
         self._adopt(formed.contents)
@@ -373,6 +375,7 @@ class Cell:
             block_size=blocks.block_size,
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free_blocks,
+            kv_cache_bytes=self._kv_cache_bytes,
             num_blocks_saved=blocks.num_blocks_saved,
             num_idle_slots=scheduler.residency.num_idle_slots,
             num_host_blocks=blocks.num_host_blocks,

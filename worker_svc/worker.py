@@ -182,8 +182,12 @@ class Worker:
         )
         return loaded
 
-    def profile_cache(self, options: CacheOptions) -> CacheProfile:
+    def profile_cache(self, options: CacheOptions, num_at_host: int = 1) -> CacheProfile:
         """Return how many blocks fit beside the largest step.
+
+        Args:
+            options: of the cache.
+            num_at_host: workers that share the memory of this machine, this one included.
 
         Raises:
             ConfigError: no model is loaded, or none fit.
@@ -191,7 +195,7 @@ class Worker:
         loaded = self._require_model()
         # The old cache would count as taken memory.
         self._runner = None
-        return profile_cache(loaded, options)
+        return profile_cache(loaded, options, num_at_host)
 
     def init_cache(self, spec: CacheSpec) -> HostCache:
         """Allocate the cache, or keep it, forget every sequence and get ready to execute.
@@ -225,7 +229,9 @@ class Worker:
         gc.collect()
         gc.freeze()
         host_cache = self._host_cache = HostCache(
-            runner.cache_engine.num_host_blocks, runner.cache_engine.measure_block_us()
+            runner.cache_engine.num_host_blocks,
+            runner.cache_engine.measure_block_us(),
+            runner.cache_engine.device_bytes,
         )
         log.info(
             "cache_allocated",

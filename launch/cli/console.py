@@ -8,6 +8,7 @@ from typing import Self
 from rich.console import Console
 
 from launch.cluster.supervisor import Cluster, ClusterConfig
+from quire.contract.engine_options import GIB
 from quire.contract.errors import UnauthenticatedError
 from quire.contract.outputs import CellStatus, ModelInfo
 from quire.rpc import Role, TlsFiles
@@ -100,12 +101,13 @@ def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
     model, state = status.model, status.state
     assert model is not None, "a router is ready once it knows the model"
     tokens = state.num_blocks * state.block_size
+    size = f"{state.kv_cache_bytes / GIB:.2f} GiB (--kv-cache-gib): " if state.kv_cache_bytes else ""
     return [
         f"Quire {__version__} serves {model.name}",
         f"  model      {model.architecture}, {_precision(model)}, "
         f"{model.num_parameters / 1e6:,.1f} M parameters, up to {model.max_model_len:,} tokens",
         f"  ids        numerics {model.numerics_id or 'none'}, text {model.text_id or 'none'}",
-        f"  KV cache   {state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
+        f"  KV cache   {size}{state.num_blocks:,} blocks of {state.block_size} = {tokens:,} tokens "
         f"({tokens / model.max_model_len:,.1f} requests of full length at once)",
     ]
 

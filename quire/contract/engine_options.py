@@ -112,10 +112,12 @@ class CacheOptions(Options):
         2048, "Most tokens computed in one step.", bounds=Bounds(1, 2**20)
     )
     enforce_eager: bool = option(False, "No graphs of small steps: less memory, slower decoding.")
-    gpu_memory_utilization: float = option(
-        0.9,
-        "Share of a GPU's memory for weights, activations and KV cache together.",
+    gpu_memory_utilization: float | None = option(
+        None,
+        "Share of a GPU's memory for weights, activations and KV cache together; on CPUs of the "
+        "memory that is free at the start, for all workers of a machine.",
         bounds=Bounds(0, 1, excludes_low=True),
+        shown_default="0.9 of a GPU's; on CPUs a quarter of what is free, 4 GiB at most, as cache",
     )
     kv_cache_gib: float | None = option(
         None,
@@ -269,7 +271,7 @@ class EngineKeywords(TypedDict, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     enforce_eager: bool
-    gpu_memory_utilization: float
+    gpu_memory_utilization: float | None
     kv_cache_gib: float | None
     swap_space: float | None
     served_model_name: str

@@ -136,6 +136,7 @@ class CellState:
     workers_lost: bool = False
     max_num_seqs: int = 0
     moving: bool = False
+    kv_cache_bytes: int = 0
 
     @property
     def takes_requests(self) -> bool:

@@ -189,10 +189,12 @@ class HostCache:
     Attributes:
         num_blocks: that fit there.
         block_us: measured time to move one block one way; 0 without blocks.
+        cache_bytes: memory of the blocks on the device, from where they go.
     """
 
     num_blocks: int
     block_us: float
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,18 +113,22 @@ def load_response_from_proto(message: worker_pb2.LoadModelResponse) -> LoadRespo
     return LoadResponse(model_info_from_proto(message.model), message.checkpoint_digest)
 
 
-def profile_to_proto(epoch: int, options: CacheOptions) -> worker_pb2.ProfileCacheRequest:
+def profile_to_proto(
+    epoch: int, options: CacheOptions, num_at_host: int
+) -> worker_pb2.ProfileCacheRequest:
     """Return the message that asks how much cache fits beside the largest step."""
-    return worker_pb2.ProfileCacheRequest(epoch=epoch, options=cache_options_to_proto(options))
+    return worker_pb2.ProfileCacheRequest(
+        epoch=epoch, options=cache_options_to_proto(options), num_at_host=num_at_host
+    )
 
 
-def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> CacheOptions:
-    """Return what a message asks for.
+def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> tuple[CacheOptions, int]:
+    """Return what a message asks for, and how many workers share the memory there.
 
     Raises:
         ConfigError: an option is out of bounds.
     """
-    return from_fields(CacheOptions, message.options)
+    return from_fields(CacheOptions, message.options), message.num_at_host or 1
 
 
 def cache_options_to_proto(options: CacheOptions) -> worker_pb2.CacheOptions:
@@ -174,13 +178,15 @@ def cache_spec_from_proto(message: worker_pb2.InitCacheRequest) -> CacheSpec:
 def host_cache_to_proto(cache: HostCache) -> worker_pb2.InitCacheResponse:
     """Return the message of where swapped blocks go."""
     return worker_pb2.InitCacheResponse(
-        num_host_blocks=cache.num_blocks, swap_block_us=cache.block_us
+        num_host_blocks=cache.num_blocks,
+        swap_block_us=cache.block_us,
+        cache_bytes=cache.cache_bytes,
     )
 
 
 def host_cache_from_proto(message: worker_pb2.InitCacheResponse) -> HostCache:
     """Return where swapped blocks go."""
-    return HostCache(message.num_host_blocks, message.swap_block_us)
+    return HostCache(message.num_host_blocks, message.swap_block_us, message.cache_bytes)
 
 
 # ---------------------------------------------------------------- SchedulerOutputs

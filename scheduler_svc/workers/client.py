@@ -153,9 +153,11 @@ class WorkerClient:
         message = load_request_to_proto(request)
         return load_response_from_proto(await self._call(self._stub.LoadModel, message))
 
-    async def profile_cache(self, epoch: int, options: CacheOptions) -> CacheProfile:
-        """Ask how many blocks fit."""
-        message = profile_to_proto(epoch, options)
+    async def profile_cache(
+        self, epoch: int, options: CacheOptions, num_at_host: int
+    ) -> CacheProfile:
+        """Ask how many blocks fit where so many workers share the memory of a machine."""
+        message = profile_to_proto(epoch, options, num_at_host)
         return cache_profile_from_proto(await self._call(self._stub.ProfileCache, message))
 
     async def init_cache(self, epoch: int, spec: CacheSpec) -> HostCache:

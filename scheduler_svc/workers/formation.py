@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,6 +48,7 @@ class FormedWorkers:
         num_blocks: blocks of the cache, the same on every rank.
         num_host_blocks: blocks in the host's memory, the same on every rank.
         swap_block_us: measured time to move one block one way, on the slowest rank.
+        cache_bytes: memory of the cache, on the rank that has most.
         checkpoint_digest: of configuration and tensors, the same on every rank.
         is_invariant: whether a token's bits depend on its context alone, not on its company.
         contents: what the workers' caches hold from before.
@@ -58,6 +60,7 @@ class FormedWorkers:
     num_blocks: int
     num_host_blocks: int = 0
     swap_block_us: float = 0.0
+    cache_bytes: int = 0
     checkpoint_digest: bytes = b""
     is_invariant: bool = True
     contents: CacheContents = field(default_factory=CacheContents)
@@ -160,6 +163,7 @@ class Formation:
             formed,
             num_host_blocks=min(cache.num_blocks for cache in caches),
             swap_block_us=max(cache.block_us for cache in caches),
+            cache_bytes=max(cache.cache_bytes for cache in caches),
             contents=common_contents(mirrors, is_kept=kept is not None),
             previous_epoch=previous_epoch,
         )
@@ -304,7 +308,11 @@ class Formation:
         config = self._config
         if config.num_gpu_blocks_override is not None:
             return config.num_gpu_blocks_override
-        profiles = await on_all(self.workers, lambda worker: worker.profile_cache(epoch, config))
+        num_at = Counter(worker.host for worker in self.workers)
+        profiles = await on_all(
+            self.workers,
+            lambda worker: worker.profile_cache(epoch, config, num_at[worker.host]),
+        )
         num_blocks = min(profile.num_blocks for profile in profiles)
         if num_blocks == 0:
             raise ConfigError(

@@ -94,6 +94,11 @@ async def test_profile_is_bounded_by_what_sequences_can_use(ready_worker: Worker
         ({"max_num_seqs": 0}, "max_num_seqs: must be in [1, 65536], got 0"),
         ({"kv_cache_gib": 100 / 2**30}, "kv_cache_gib: must hold a block"),
         ({"kv_cache_gib": 2**30}, "kv_cache_gib: must be at most the free memory"),
+        (
+            {"gpu_memory_utilization": 1e-9},
+            "gpu_memory_utilization: must leave memory for a block of the cache beside 0.0 GiB of "
+            "weights, got 1e-09",
+        ),
     ],
 )
 async def test_bad_profile(

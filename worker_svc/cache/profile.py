@@ -3,12 +3,13 @@
 import gc
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from quire.contract.engine_options import CacheOptions
+from quire.contract.engine_options import GIB, CacheOptions
 from quire.contract.errors import ConfigError
 from quire.contract.steps import max_sampled_rows
 from quire.contract.workers import CacheProfile
@@ -26,15 +27,26 @@ from worker_svc.steps.runner import ModelRunner
 SWAP_SHARE_OF_FREE_MEMORY = 0.125
 MAX_DEFAULT_SWAP_BYTES = 2 * 2**30
 MAX_PROFILE_CACHE_BYTES = 2**28
+# For each element of a row: four of an MLP, thrice, and attention, in float32 at most.
+_LAYER_BYTES = 24 * 4
+# With a copy that is sorted.
+_LOGIT_BYTES = 2 * 4
 WARM_UP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP_MAX_S = 1.0
 
 
-def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
+def profile_cache(
+    loaded: LoadedModel, options: CacheOptions, num_at_host: int = 1
+) -> CacheProfile:
     """Return the number of blocks that fit beside all else that is held, and the largest step.
 
     A GPU makes all that and runs the step. Never more than the sequences of a step fill at the
     model's full length.
+
+    Args:
+        loaded: the model.
+        options: of the cache.
+        num_at_host: workers that share this machine's memory: on CPUs each has its part.
 
     Raises:
         ConfigError: the kernels do not serve the block size, not one block fits, or the size asked
@@ -42,7 +54,12 @@ def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
     """
     check_block_size(options.block_size)
     bytes_per_block = device_block_bytes(loaded, options.block_size)
-    memory = _profile_memory(loaded, options)
+    shared = options
+    if options.gpu_memory_utilization is not None and loaded.device.is_immediate:
+        shared = replace(
+            options, gpu_memory_utilization=options.gpu_memory_utilization / num_at_host
+        )
+    memory = _profile_memory(loaded, shared)
     if options.kv_cache_memory_bytes is None:
         budget = memory.default_bytes
     else:
@@ -50,9 +67,15 @@ def profile_cache(loaded: LoadedModel, options: CacheOptions) -> CacheProfile:
         if budget > memory.free_bytes:
             raise ConfigError(
                 "kv_cache_gib: must be at most the free memory, "
-                f"{memory.free_bytes} bytes, got {budget} bytes"
+                f"{memory.free_bytes / GIB:.1f} GiB, got {options.kv_cache_gib:g} GiB"
             )
     if budget < bytes_per_block:
+        if options.kv_cache_gib is None and options.gpu_memory_utilization is not None:
+            raise ConfigError(
+                "gpu_memory_utilization: must leave memory for a block of the cache beside "
+                f"{loaded.weight_bytes / GIB:.1f} GiB of weights, got "
+                f"{options.gpu_memory_utilization:g}"
+            )
         raise ConfigError(
             f"kv_cache_gib: must hold a block, {bytes_per_block} bytes, got {budget} bytes"
         )
@@ -145,6 +168,7 @@ def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile
             partial(LargestStep, loaded, options, num_blocks),
             options.gpu_memory_utilization,
             partial(allocate_tensors, loaded, options.block_size, num_blocks),
+            loaded.weight_bytes + _guess_step_bytes(loaded, options),
         )
     except (RuntimeError, ConfigError) as error:
         # The profile's own cache may be what there is no memory for.
@@ -157,6 +181,13 @@ def _profile_memory(loaded: LoadedModel, options: CacheOptions) -> MemoryProfile
         ) from error
     finally:
         gc.collect()
+
+
+def _guess_step_bytes(loaded: LoadedModel, options: CacheOptions) -> int:
+    """Return about what activations of the largest step take: of one layer, and the logits."""
+    layer = options.max_num_batched_tokens * loaded.info.embedding_size * _LAYER_BYTES
+    logits = max_sampled_rows(options.max_num_seqs) * loaded.info.vocab_size * _LOGIT_BYTES
+    return layer + logits
 
 
 def _is_out_of_memory(error: Exception) -> bool:

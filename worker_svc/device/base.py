@@ -92,16 +92,18 @@ class Device(Protocol):
     def profile_memory(
         self,
         prepare: Callable[[], Callable[[], None]],
-        utilization: float,
+        utilization: float | None,
         lend: Callable[[], Sequence[torch.Tensor]],
+        held_bytes: int,
     ) -> MemoryProfile:
         """Return the memory that is left for the cache beside all else that is held, and a step.
 
         Args:
             prepare: makes what is held beside the cache, where that shows what it takes; returns
                 what runs the largest step and, as long as it lives, holds all that was made.
-            utilization: share of a GPU's memory for weights, activations and cache together, in
-                (0, 1].
+            utilization: share for weights, activations and cache together, in (0, 1], of a GPU's
+                memory, or of what this process found free; None for the usual one.
             lend: returns the tensors of a cache like that which `prepare` makes, and which the
                 real cache, of as many tensors, stands in place of later.
+            held_bytes: weights, and a guess at the largest step, where nothing shows what it takes.
         """

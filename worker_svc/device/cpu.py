@@ -3,9 +3,11 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 
+from quire.contract.errors import ConfigError
 from worker_svc import ops
 from worker_svc.device.base import Array, Fetched, MemoryProfile
 from worker_svc.device.host_memory import available_memory_bytes
@@ -28,6 +30,10 @@ class CpuDevice:
         self.name = "cpu"
         self.torch_device = torch.device("cpu")
         self.is_immediate = True
+        # Before weights and caches, of this worker and of others that start beside it.
+        self._free_at_start: int | None = None
+        with suppress(ConfigError):  # said again where the figure is needed
+            self._free_at_start = available_memory_bytes()
 
     @property
     def kv_cache_dtypes(self) -> tuple[torch.dtype, ...]:
@@ -79,19 +85,24 @@ class CpuDevice:
     def profile_memory(
         self,
         prepare: Callable[[], Callable[[], None]],
-        utilization: float,
+        utilization: float | None,
         lend: Callable[[], Sequence[torch.Tensor]],
+        held_bytes: int,
     ) -> MemoryProfile:
         """See Device; the default is a share of the free memory, which other programs use as well.
 
-        Nothing is made or run: a step's memory goes back to the system, and the share leaves room.
+        Nothing is made or run: it would take the time of a long prompt, and what a step takes goes
+        back to the system.
 
         Raises:
             ConfigError: the machine does not report its free memory.
         """
         free = available_memory_bytes()
-        default = min(int(free * CACHE_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_CACHE_BYTES)
-        return MemoryProfile(free, default)
+        if utilization is None or self._free_at_start is None:
+            default = min(int(free * CACHE_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_CACHE_BYTES)
+        else:
+            default = min(int(self._free_at_start * utilization) - held_bytes, free)
+        return MemoryProfile(free, max(default, 0))
 
 
 class _Here:

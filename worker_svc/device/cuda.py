@@ -21,6 +21,8 @@ SPARE_BYTES = 2**27
 # The first that converts float8 in hardware.
 FLOAT8_CAPABILITY = (8, 9)
 LEAST_CAPABILITY = (8, 0)
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+"""Share of the whole memory for weights, activations and cache."""
 _ALIGNMENT = 16
 # Of arrays, by numpy's name.
 DTYPES = {
@@ -294,10 +296,12 @@ class CudaDevice:
     def profile_memory(
         self,
         prepare: Callable[[], Callable[[], None]],
-        utilization: float,
+        utilization: float | None,
         lend: Callable[[], Sequence[torch.Tensor]],
+        held_bytes: int,
     ) -> MemoryProfile:
         """See Device."""
+        share = DEFAULT_GPU_MEMORY_UTILIZATION if utilization is None else utilization
         # Tensors of this small cache that fit into gaps between weights leave nothing for a larger
         # one when they go.
         before = self.taken_bytes()
@@ -311,7 +315,7 @@ class CudaDevice:
         free, total = self.memory_bytes()
         free += lent_bytes - rounding_bytes - peak
         taken = total - free
-        return MemoryProfile(max(free, 0), max(int(total * utilization) - taken, 0))
+        return MemoryProfile(max(free, 0), max(int(total * share) - taken, 0))
 
     def _next_upload(self, num_bytes: int) -> tuple[torch.Tensor, Event]:
         """Return pinned memory [bytes] that no copy reads any more, and its event."""

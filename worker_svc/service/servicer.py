@@ -158,8 +158,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.ProfileCacheResponse:
         """Return how much cache fits."""
         self._admit(request.epoch)
-        spec = profile_from_proto(request)
-        return cache_profile_to_proto(await self._run(self._worker.profile_cache, spec))
+        asked = profile_from_proto(request)
+        return cache_profile_to_proto(await self._run(self._worker.profile_cache, *asked))
 
     async def InitCache(
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext

@@ -315,7 +315,7 @@ def _worker() -> list[Example]:
             partial(worker.cache_spec_to_proto, EPOCH),
             worker.cache_spec_from_proto,
         ),
-        Example(HostCache(7, 1.5), worker.host_cache_to_proto, worker.host_cache_from_proto),
+        Example(HostCache(7, 1.5, 2**40), worker.host_cache_to_proto, worker.host_cache_from_proto),
         Example(ORDERS, worker.execute_request_to_proto, worker.execute_request_from_proto),
         Example(RESULT, *response),
         Example(StepGap(4, 6), *response),
@@ -371,7 +371,7 @@ def _recording() -> list[Example]:
         LoadRequest(LoadSpec("/m", LOAD_OPTIONS, 0, 2), "demo", Meeting(epoch=EPOCH), "me"),
         LoadResponse(MODEL, b"digest"),
         CacheSpec(2**20, CACHE_OPTIONS, keeps_contents=True),
-        HostCache(7, 1.5),
+        HostCache(7, 1.5, 2**40),
         EPOCH - 1,
         9,
     )

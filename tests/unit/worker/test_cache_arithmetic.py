@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from quire.contract.engine_options import CacheOptions
+from quire.contract.steps import max_sampled_rows
 from worker_svc.cache.engine import block_bytes
 from worker_svc.cache.profile import profile_cache
 from worker_svc.cache.shapes import empty_caches
 from worker_svc.device.base import MemoryProfile
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.device.cuda import SPARE_BYTES, CudaDevice
 from worker_svc.layers.linear import HeadShare
 from worker_svc.parallel.group import ParallelGroup
@@ -41,6 +43,7 @@ class MeasuredDevice:
     """A GPU of 24 GiB, of which the largest step's peak and what was there before are taken."""
 
     rounding_bytes = 1 << 21
+    is_immediate = False
 
     def __init__(self, peak: int, others: int) -> None:
         self._peak, self._others = peak, others
@@ -54,9 +57,13 @@ class MeasuredDevice:
     def memory_bytes(self) -> tuple[int, int]:
         return 24 * GIB - self._others, 24 * GIB
 
-    def profile_memory(self, _prepare: object, utilization: float, _lend: object) -> MemoryProfile:
+    def profile_memory(
+        self, _prepare: object, utilization: float | None, _lend: object, held_bytes: int
+    ) -> MemoryProfile:
         device: Any = self
-        return CudaDevice.profile_memory(device, lambda: lambda: None, utilization, lambda: [])
+        return CudaDevice.profile_memory(
+            device, lambda: lambda: None, utilization, lambda: [], held_bytes
+        )
 
 
 def test_a_step_takes_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +109,7 @@ def test_what_lies_between_weights_does_not_come_back() -> None:
         assert [each() for each in references] == [None, None]
         return lambda: None
 
-    profile = CudaDevice.profile_memory(device, prepare, 0.5, lend)
+    profile = CudaDevice.profile_memory(device, prepare, 0.5, lend, 0)
     # The real cache, of two tensors, is rounded up.
     assert profile.free_bytes == (24 - 4 - 1) * GIB - 2 * (2 << 20)
     assert profile.default_bytes == (12 - 4 - 1) * GIB - 2 * (2 << 20)
@@ -120,7 +127,8 @@ def test_blocks_of_24_gib() -> None:
         kv_cache_dtype=torch.float16,
         draft=None,
         device=MeasuredDevice(peak, taken - peak),
-        info=SimpleNamespace(max_model_len=2048),
+        weight_bytes=taken - peak,
+        info=SimpleNamespace(max_model_len=2048, embedding_size=768, vocab_size=50_272),
     )
     options = CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=1024, enforce_eager=True)
     profile = profile_cache(loaded, options)
@@ -135,6 +143,37 @@ def test_blocks_of_24_gib() -> None:
     caches = empty_caches(1, heads, torch.float16, BLOCK_SIZE, profile.num_blocks, meta)
     assert sum(cache.nbytes for cache in caches.stored[0]) == 1_828_798_464
     assert profile.num_blocks * BLOCK_SIZE == 595_312
+
+
+def test_on_cpus_it_is_a_share_of_what_was_free_for_all_workers_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = iter([64 * GIB, 40 * GIB, 40 * GIB, 40 * GIB, 1 * GIB])
+    monkeypatch.setattr("worker_svc.device.cpu.available_memory_bytes", lambda: next(free))
+    loaded: Any = SimpleNamespace(
+        model=SimpleNamespace(
+            heads=HeadShare(12, 12, 64, ParallelGroup()), num_layers=12, is_capturable=False
+        ),
+        dtype=torch.bfloat16,
+        kv_cache_dtype=torch.bfloat16,
+        draft=None,
+        device=CpuDevice(),
+        weight_bytes=2 * GIB,
+        info=SimpleNamespace(max_model_len=2**20, embedding_size=768, vocab_size=50_272),
+    )
+    half = CacheOptions(gpu_memory_utilization=0.5, max_num_batched_tokens=1, max_num_seqs=64)
+
+    def cache_bytes(options: CacheOptions, num_at_host: int = 1) -> int:
+        profile = profile_cache(loaded, options, num_at_host)
+        return profile.num_blocks * profile.block_bytes
+
+    step_bytes = 768 * 96 + max_sampled_rows(64) * 50_272 * 8
+    block_bytes = profile_cache(loaded, half).block_bytes
+    for num_at_host in (1, 2):
+        left = 32 * GIB // num_at_host - 2 * GIB - step_bytes
+        assert 0 <= left - cache_bytes(half, num_at_host) < block_bytes
+    # Never more than what is free by now.
+    assert cache_bytes(half) <= GIB
 
 
 @pytest.mark.parametrize(("num_layers", "num_heads"), [(27, 16), (61, 128)])
