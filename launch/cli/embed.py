@@ -62,7 +62,5 @@ def embed(
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     for vector in found.vectors:
         typer.echo(json.dumps(vector.tolist()))

@@ -12,6 +12,10 @@ def main() -> None:
         require("quire", "scheduler")
     except ConfigError as error:
         sys.exit(f"error: {error.message}")
-    from launch.cli.main import main
+    try:
+        from launch.cli.main import main
 
-    main()
+        main()
+    except KeyboardInterrupt:  # while modules are read
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)

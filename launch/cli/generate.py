@@ -139,8 +139,6 @@ def generate(
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 def _grammar(options: Values) -> "StructuredOutputsParams | None":

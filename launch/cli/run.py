@@ -60,7 +60,5 @@ def run(
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     if not answered and not sys.stdin.isatty():
         raise typer.Exit(1)

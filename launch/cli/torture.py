@@ -113,7 +113,5 @@ def torture(
     except (QuireError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(UNASKED_STATUS) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     if not report.is_passed:
         raise typer.Exit(1)

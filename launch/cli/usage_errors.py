@@ -36,6 +36,7 @@ class QuireGroup(TyperGroup):
             typer.echo(f"error: {one_line(error)}", err=True)
             sys.exit(2)
         except (typer.Abort, KeyboardInterrupt):
+            typer.echo("interrupted", err=True)
             sys.exit(130)
         sys.exit(status if isinstance(status, int) else 0)
 

@@ -35,9 +35,12 @@ class ClusterThread:
         )
         self._thread.start()
         self._cluster = Cluster(config)
+        starting = self._call(_task_of(self._cluster.start()))
         try:
-            self._call(self._cluster.start())
-        except BaseException:
+            self._call(_outcome_of(starting))
+        except BaseException:  # also Ctrl-C: what has started is stopped
+            starting.get_loop().call_soon_threadsafe(starting.cancel)
+            self._call(_end_of(starting))
             self._end_loop()
             raise
 
@@ -63,3 +66,15 @@ class ClusterThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _task_of(coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    return asyncio.create_task(coroutine)
+
+
+async def _outcome_of(task: "asyncio.Task[None]") -> None:
+    await task
+
+
+async def _end_of(task: "asyncio.Task[None]") -> None:
+    await asyncio.wait([task])

@@ -28,6 +28,7 @@ from quire.sdk.calls import (
 from quire.sdk.departures import Departures
 from quire.sdk.resume import ResumableStream
 from quire.sdk.silence import RouterWatches
+from quire.sdk.targets import parse_targets
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire.wire.chat import chat_input_to_proto
 from quire.wire.inference import (
@@ -71,11 +72,11 @@ class Connection:
                 raised, those not counted in which a router works on it; 0 resumes none.
 
         Raises:
-            ConfigError: the certificates cannot be used, or the key would go in the clear and
+            ConfigError: a target is no address, the certificates cannot be used, or the key would go in the clear and
                 `insecure` does not allow it.
         """
-        targets = target.split(",") if isinstance(target, str) else target
         tls = open_tls(tls_dir)
+        targets = parse_targets(target, encrypted=tls is not None)
         for each in targets:
             key = call_metadata(each, api_key, encrypted=tls is not None, insecure=insecure)
             self._metadata = (*PROTOCOL_METADATA, *key)
