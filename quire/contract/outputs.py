@@ -86,6 +86,10 @@ class ModelInfo:
         """What must be equal where a stream is to go on."""
         return ModelIds(self.numerics_id, self.text_id)
 
+    def has_name(self, name: str) -> bool:
+        """Return whether a request that names this model so may run on it; "" names any."""
+        return name in ("", self.name, *self.aliases)
+
     def check_generates(self) -> None:
         """Check that the model generates text.
 
@@ -98,6 +102,27 @@ class ModelInfo:
                 f"must be one that generates text, got {self.name}: {self.architecture} has no "
                 "language-model head, and gives vectors only",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """What became of the requests of a model, since the router started.
+
+    Attributes:
+        num_finished: that came to their end.
+        num_failed: that failed, or were refused once their model was known.
+        whole_s: time that finished ones took in all.
+        num_queued: that a scheduler took.
+        queue_s: time until then, of all of them.
+        last_s: when one last ended, in seconds since 1970; 0 for never.
+    """
+
+    num_finished: int = 0
+    num_failed: int = 0
+    whole_s: float = 0.0
+    num_queued: int = 0
+    queue_s: float = 0.0
+    last_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

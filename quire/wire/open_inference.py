@@ -13,25 +13,13 @@ from quire.contract.inputs import GenerateInput
 from quire.facades import open_inference_pb2 as pb
 from quire.v1 import common_pb2
 from quire.wire.common import sampling_params_from_proto
+from quire.wire.open_inference_models import INPUTS, OUTPUTS, VERSION, names_of
 
 MAX_PARAMETERS_BYTES = 65_536
 MAX_INPUTS = 16
 MAX_ID_CHARS = 128
 FINAL_RESPONSE = "triton_final_response"
 
-# Inputs and outputs as ModelMetadata names them: name, datatype, shape.
-INPUTS = (
-    ("text_input", "BYTES", [1]),
-    ("token_ids", "INT64", [-1]),
-    ("sampling_parameters", "BYTES", [1]),
-    ("stream", "BOOL", [1]),
-    ("exclude_input_in_output", "BOOL", [1]),
-)
-OUTPUTS = (
-    ("text_output", "BYTES", [-1]),
-    ("finish_reason", "BYTES", [-1]),
-    ("token_ids", "INT64", [-1]),
-)
 # Format of struct of an element, and the field of InferTensorContents.
 _ELEMENTS = {
     "BOOL": ("?", "bool_contents"),
@@ -39,7 +27,11 @@ _ELEMENTS = {
     "INT64": ("q", "int64_contents"),
 }
 # Parameters of a request that are not sampling parameters.
-_OWN_PARAMETERS = {"stream", "exclude_input_in_output", "priority", "cache_salt"}
+_OWN_PARAMETERS = {
+    *("stream", "exclude_input_in_output", "priority", "cache_salt"),
+    # The last response is never empty here.
+    "triton_enable_empty_final_response",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +84,8 @@ def infer_input_from_proto(message: pb.ModelInferRequest) -> InferInput:
         raise InvalidRequestError("inputs", "must have either text_input or token_ids")
     prompt = _text(values, "text_input") if "text_input" in values else values["token_ids"]
     stream = _flag(values, own, "stream", False)
-    outputs = frozenset(each.name for each in message.outputs) or _names(OUTPUTS)
-    if unknown := outputs - _names(OUTPUTS):
+    outputs = frozenset(each.name for each in message.outputs) or names_of(OUTPUTS)
+    if unknown := outputs - names_of(OUTPUTS):
         raise InvalidRequestError("outputs", f"must be of {_listed(OUTPUTS)}, got {min(unknown)}")
     # As with the engines of that protocol: a text that is not streamed begins with its prompt.
     excluded = _flag(values, own, "exclude_input_in_output", stream)
@@ -112,11 +104,18 @@ def infer_input_from_proto(message: pb.ModelInferRequest) -> InferInput:
 
 
 def infer_output_to_proto(
-    output: InferOutput, sent: InferInput, model: str, *, is_final: bool = True
+    output: InferOutput, sent: InferInput, model: str, *, is_final: bool | None = None
 ) -> pb.ModelInferResponse:
-    """Return the response that carries part or the whole of an answer."""
-    message = pb.ModelInferResponse(model_name=model, model_version="1", id=sent.id)
-    if sent.stream:
+    """Return the response that carries part or the whole of an answer.
+
+    Args:
+        output: the part.
+        sent: the request.
+        model: that the request named.
+        is_final: of a stream, whether it is the request's last; None for a call of its own.
+    """
+    message = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=sent.id)
+    if is_final is not None:
         message.parameters[FINAL_RESPONSE].bool_param = is_final
 
     def add(name: str, datatype: str, length: int, raw: bytes) -> None:
@@ -132,19 +131,6 @@ def infer_output_to_proto(
         ids = output.token_ids
         add("token_ids", "INT64", len(ids), struct.pack(f"<{len(ids)}q", *ids))
     return message
-
-
-def model_metadata_to_proto(model: str) -> pb.ModelMetadataResponse:
-    """Return what a model takes and gives."""
-    message = pb.ModelMetadataResponse(name=model, versions=["1"], platform="quire")
-    for fields, tensors in ((message.inputs, INPUTS), (message.outputs, OUTPUTS)):
-        for name, datatype, shape in tensors:
-            fields.add(name=name, datatype=datatype, shape=shape)
-    return message
-
-
-def _names(tensors: Sequence[tuple[str, str, list[int]]]) -> frozenset[str]:
-    return frozenset(name for name, _, _ in tensors)
 
 
 def _listed(tensors: Sequence[tuple[str, str, list[int]]]) -> str:
@@ -164,7 +150,7 @@ def _tensors(message: pb.ModelInferRequest) -> dict[str, Any]:
         )
     values: dict[str, Any] = {}
     for i, tensor in enumerate(message.inputs):
-        if tensor.name not in _names(INPUTS):
+        if tensor.name not in names_of(INPUTS):
             raise InvalidRequestError("inputs", f"must be of {_listed(INPUTS)}, got {tensor.name}")
         if tensor.name in values:
             raise InvalidRequestError(tensor.name, "must be given once, got it again")

@@ -21,12 +21,17 @@ from quire.rpc.access import current_caller
 from quire.sdk.collect import Collector
 from quire.version import __version__
 from quire.wire.open_inference import (
+    FINAL_RESPONSE,
     MAX_ID_CHARS,
     InferInput,
     InferOutput,
     infer_input_from_proto,
     infer_output_to_proto,
+)
+from quire.wire.open_inference_models import (
+    model_config_to_proto,
     model_metadata_to_proto,
+    model_statistics_to_proto,
 )
 from router.requests.deadline import deadline_of
 from router.requests.inference import Inference
@@ -76,12 +81,38 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         self, request: pb.ModelMetadataRequest, context: grpc.aio.ServicerContext
     ) -> pb.ModelMetadataResponse:
         """Return the tensors of a model."""
-        if not self._serves(request.name):
-            raise ModelNotFoundError(f"no cell serves the model {request.name!r}")
+        self._require(request.name)
         return model_metadata_to_proto(request.name)
 
+    async def ModelConfig(
+        self, request: pb.ModelConfigRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelConfigResponse:
+        """Return the tensors of a model as Triton's configuration has them."""
+        self._require(request.name)
+        return model_config_to_proto(request.name)
+
+    async def ModelStatistics(
+        self, request: pb.ModelStatisticsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelStatisticsResponse:
+        """Return what became of the requests of a model, or of each."""
+        if request.name:
+            self._require(request.name)
+        served = [each for each in self._inference.models() if each.has_name(request.name)]
+        return pb.ModelStatisticsResponse(
+            model_stats=[
+                model_statistics_to_proto(
+                    request.name or model.name, self._inference.statistics(model.name)
+                )
+                for model in served
+            ]
+        )
+
+    def _require(self, name: str) -> None:
+        if not self._serves(name):
+            raise ModelNotFoundError(f"no cell serves the model {name!r}")
+
     def _serves(self, name: str) -> bool:
-        return any(model.name == name for model in self._inference.models())
+        return bool(name) and any(model.has_name(name) for model in self._inference.models())
 
     async def ModelInfer(
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
@@ -117,7 +148,9 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
                     sent = infer_input_from_proto(request)
                 if not sent.stream:
                     output = await self._whole(sent, caller, deadline_s)
-                    response = infer_output_to_proto(output, sent, request.model_name)
+                    response = infer_output_to_proto(
+                        output, sent, request.model_name, is_final=True
+                    )
                     await write(pb.ModelStreamInferResponse(infer_response=response))
                     return
                 async with aclosing(self._pieces(sent, caller, deadline_s)) as pieces:
@@ -132,6 +165,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
                 failed = pb.ModelInferResponse(
                     id=request.id[:MAX_ID_CHARS], model_name=request.model_name[:MAX_ID_CHARS]
                 )
+                failed.parameters[FINAL_RESPONSE].bool_param = True
                 await write(
                     pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
                 )

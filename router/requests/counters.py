@@ -9,7 +9,14 @@ from collections import Counter
 from enum import StrEnum
 
 from quire.contract.errors import QuireError
-from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
+from quire.contract.outputs import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    ModelStatistics,
+    Started,
+)
 from quire.observe.metrics.histogram import Histogram
 
 
@@ -59,6 +66,7 @@ class Counters:
         key_prompt_tokens: likewise, of requests that have started.
         key_output_tokens: likewise, that clients were sent.
         num_open: calls that have not ended.
+        last_end: when a request of a model last ended, in seconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -72,6 +80,7 @@ class Counters:
         self.key_prompt_tokens: Counter[str] = Counter()
         self.key_output_tokens: Counter[str] = Counter()
         self.num_open = 0
+        self.last_end: dict[str, float] = {}
 
     def open(self, key: str = "") -> "RequestCounters":
         """A call has come.
@@ -81,6 +90,19 @@ class Counters:
         """
         self.num_open += 1
         return RequestCounters(self, key)
+
+    def statistics(self, model: str) -> ModelStatistics:
+        """Return what became of the requests of a model."""
+        latencies = self.latencies.get(model) or Latencies()
+        failed = (RequestOutcome.FAILED, RequestOutcome.REFUSED)
+        return ModelStatistics(
+            num_finished=self.requests[model, RequestOutcome.FINISHED],
+            num_failed=sum(self.requests[model, outcome] for outcome in failed),
+            whole_s=latencies.whole.total,
+            num_queued=latencies.queue.count,
+            queue_s=latencies.queue.total,
+            last_s=self.last_end.get(model, 0.0),
+        )
 
 
 class RequestCounters:
@@ -177,5 +199,6 @@ class RequestCounters:
             self._is_counted = True
             self._counters.num_open -= 1
             self._counters.requests[self._model, outcome] += 1
+            self._counters.last_end[self._model] = time.time()
             if self._key:
                 self._counters.key_requests[self._key] += 1

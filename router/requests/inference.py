@@ -18,7 +18,7 @@ from quire.contract.inputs import (
     ResumeInput,
     TokenizeInput,
 )
-from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
+from quire.contract.outputs import Delta, Event, ModelInfo, ModelStatistics, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child, current_span
 from router.cells.pool import CellPool
@@ -332,6 +332,10 @@ class Inference:
             for request in requests
             if isinstance(request.prompt, str)
         ]
+
+    def statistics(self, model: str) -> ModelStatistics:
+        """Return what became of the requests of a model, by its first name."""
+        return self._counters.statistics(model)
 
     def models(self) -> list[ModelInfo]:
         """Return the models of the cells that are connected."""

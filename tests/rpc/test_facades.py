@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -116,6 +117,11 @@ async def test_a_stream_answers_each_of_its_requests(tmp_path, monkeypatch) -> N
             request.id = str(i)
             yield request
         yield infer(tensor("stream", True, "BOOL"), n=2)
+        # Not streamed; and what clients of Triton ask for to be told of the end.
+        request = infer(max_tokens=3)
+        request.id = "whole"
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        yield request
 
     pieces: dict[str, list[dict[str, list[Any]]]] = {}
     errors: dict[str, str] = {}
@@ -124,15 +130,19 @@ async def test_a_stream_answers_each_of_its_requests(tmp_path, monkeypatch) -> N
         stub = oip_grpc.GRPCInferenceServiceStub(channel)
         async for message in stub.ModelStreamInfer(requests()):
             response = message.infer_response
+            is_final = response.parameters["triton_final_response"]
+            assert is_final.HasField("bool_param")
             if message.error_message:
+                assert is_final.bool_param
                 errors[response.id] = message.error_message
                 continue
             pieces.setdefault(response.id, []).append(outputs_of(response))
-            if response.parameters["triton_final_response"].bool_param:
+            if is_final.bool_param:
                 final.append(response.id)
 
     assert errors == {"mine": "n: must be 1 with stream, got 2"}
-    assert sorted(final) == ["0", "1", "2", "3"]
+    assert sorted(final) == ["0", "1", "2", "3", "whole"]
+    assert len(pieces["whole"]) == 1
     for i in range(4):
         received = pieces[str(i)]
         assert "".join(each["text_output"][0] for each in received) == text_of(echoed(10 + i))
@@ -197,9 +207,39 @@ async def test_metadata_and_readiness(tmp_path) -> None:
         assert (await stub.ServerMetadata(oip.ServerMetadataRequest())).name == "quire"
         described = await stub.ModelMetadata(oip.ModelMetadataRequest(name=MODEL.name))
         assert "text_input" in {each.name for each in described.inputs}
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.ModelMetadata(oip.ModelMetadataRequest(name="other"))
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        config = (await stub.ModelConfig(oip.ModelConfigRequest(name=MODEL.name))).config
+        assert config.model_transaction_policy.decoupled
+        assert [each.name for each in config.input] == [each.name for each in described.inputs]
+        assert [each.name for each in config.output] == [each.name for each in described.outputs]
+        for call, request in (
+            (stub.ModelMetadata, oip.ModelMetadataRequest(name="other")),
+            (stub.ModelConfig, oip.ModelConfigRequest(name="other")),
+            (stub.ModelStatistics, oip.ModelStatisticsRequest(name="other")),
+            (stub.ModelMetadata, oip.ModelMetadataRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_statistics_count_what_any_client_did(tmp_path) -> None:
+    async with running_router(tmp_path) as setup, open_channel(setup.address) as channel:
+        stub = oip_grpc.GRPCInferenceServiceStub(channel)
+        [before] = (await stub.ModelStatistics(oip.ModelStatisticsRequest())).model_stats
+        assert (before.name, before.inference_count, before.last_inference) == (MODEL.name, 0, 0)
+        began_ms = int(1e3 * time.time())
+        await stub.ModelInfer(infer())
+        await setup.client.generate(PROMPT, SamplingParams(max_tokens=2))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.ModelInfer(infer(temperature=-1.0))
+        [after] = (
+            await stub.ModelStatistics(oip.ModelStatisticsRequest(name=MODEL.name))
+        ).model_stats
+        stats = after.inference_stats
+        assert after.inference_count == stats.success.count == stats.queue.count == 2
+        assert after.last_inference >= began_ms
+        assert 0 < stats.queue.ns <= stats.success.ns
+        assert stats.compute_infer.ns == stats.success.ns - stats.queue.ns
 
 
 def ask(stream: bool, **params: Any) -> engine.GenerateRequest:
