@@ -1,7 +1,7 @@
 """A request of an engine while it runs: its events, put together as vLLM shows them."""
 
 from launch.llm_requests import logprobs_by_token
-from quire.contract.errors import UnavailableError
+from quire.contract.errors import NOT_FINITE, NotFiniteError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
 from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOutput
 from quire.contract.sampling_params import SamplingParams
@@ -68,7 +68,7 @@ class OutputSoFar:
         """Take the next event; return whether it brought anything of an output.
 
         Raises:
-            UnavailableError: an output failed.
+            NotFiniteError: an output failed.
         """
         match event:
             case Started():
@@ -81,7 +81,7 @@ class OutputSoFar:
                 return bool(event.token_ids or event.text)
             case Finished():
                 if event.finish_reason is FinishReason.ERROR:
-                    raise UnavailableError(f"request {self._request_id} failed")
+                    raise NotFiniteError(f"request {self._request_id}: {NOT_FINITE}")
                 self._outputs[event.index].finished = event
                 return True
 

@@ -88,6 +88,10 @@ class StreamPrinter:
         if finished.cumulative_logprob is not None:
             parts.append(f"log-probability {finished.cumulative_logprob:.3f}")
         _say(f"[{', '.join(parts)}]")
+        if finished.finish_reason.value == "error":
+            from quire.contract.errors import NOT_FINITE
+
+            _say(f"error: {NOT_FINITE}")
         if finished.time_breakdown is not None:
             _say(_time_breakdown(finished.time_breakdown))
 

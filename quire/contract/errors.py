@@ -161,10 +161,20 @@ class AbortedError(QuireError):
     reason = "ABORTED"
 
 
+NOT_FINITE = (
+    "the answer ended early: for its next token the model gave numbers that are not finite; its "
+    "weights are broken, or dtype or quantization too narrow for them"
+)
+"""Why an answer has the finish reason "error": there is no other cause."""
+
+
 class NotFiniteError(QuireError):
     """A model's numbers for a request overflow, or are none."""
 
     reason = "NOT_FINITE"
+
+    def __init__(self, message: str = NOT_FINITE) -> None:
+        super().__init__(message)
 
 
 class QuarantinedError(QuireError):

@@ -4,7 +4,13 @@ import math
 from http import HTTPStatus
 from typing import Any
 
-from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.contract.errors import (
+    InvalidRequestError,
+    NotFiniteError,
+    OverloadedError,
+    QuireError,
+)
+from quire.contract.outputs import Finished, FinishReason
 
 # As Google's mapping of codes, but for FAILED_PRECONDITION: what a request depends on is another.
 _STATUS_OF_CODE = {
@@ -45,6 +51,12 @@ class HttpError(QuireError):
 
 class ClientGoneError(Exception):
     """Nobody is there to read an answer any more."""
+
+
+def failure_of(end: Finished | None) -> dict[str, Any]:
+    """Return the field of a choice that says why it ended with `error`; none where it did not."""
+    failed = end is not None and end.finish_reason is FinishReason.ERROR
+    return openai_error(NotFiniteError()) if failed else {}
 
 
 def status_of(error: QuireError) -> HTTPStatus:

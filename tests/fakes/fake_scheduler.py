@@ -93,6 +93,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.cancelled: list[str] = []
         self.num_steps = 0
         self.num_refused = 0
+        self.num_tokens_until_error: int | None = None
         self._next_token = next_token
         self._seed = seed
         self._sessions: list[FakeSession] = []
@@ -299,6 +300,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 stops |= set(self.model.eos_token_ids)
             if token_id in stops:
                 reason = common_pb2.FINISH_REASON_STOP
+            elif len(request.output) == self.num_tokens_until_error:
+                reason = common_pb2.FINISH_REASON_ERROR
             elif len(request.output) >= request.params.max_tokens:
                 reason = common_pb2.FINISH_REASON_LENGTH
             else:

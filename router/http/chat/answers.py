@@ -9,6 +9,7 @@ from router.http.chat.choices import ChatChoices, Part, joined_logprobs
 from router.http.chat.messages import Messages
 from router.http.chat.request import ChatCompletionRequest
 from router.http.completions.choices import stop_reason
+from router.http.errors import failure_of
 from router.http.event_stream import DONE, EventStream, event_bytes
 from router.http.logprobs import prompt_logprobs
 from router.http.resume import EventIds
@@ -68,6 +69,7 @@ class StreamedChat:
             "finish_reason": None if end is None else self._messages.finish_reason(end),
             "stop_reason": None,
             "seed": choices.started.seed,
+            **failure_of(end),
         }
         if request.return_token_ids:
             choice["token_ids"] = part.token_ids
@@ -153,6 +155,7 @@ class WholeChat:
             "finish_reason": self._messages.finish_reason(end),
             "stop_reason": stop_reason(end, token_ids[-1] if token_ids else None, stop_ids),
             "seed": started.seed,
+            **failure_of(end),
         }
         if self._request.return_token_ids:
             choice["token_ids"] = token_ids

@@ -7,6 +7,7 @@ from typing import Any
 from router.http.call import to_json
 from router.http.completions.choices import Part, PromptChoices, stop_reason
 from router.http.completions.request import CompletionRequest
+from router.http.errors import failure_of
 from router.http.event_stream import DONE, EventStream, event_bytes
 from router.http.resume import EventIds, fingerprint
 from router.http.usage import token_usage
@@ -75,6 +76,7 @@ class StreamedAnswer:
             "finish_reason": None if end is None else end.finish_reason.value,
             "stop_reason": None,
             "seed": choices.started.seed,
+            **failure_of(end),
         }
         if request.return_token_ids:
             choice["token_ids"] = part.token_ids
@@ -152,6 +154,7 @@ class WholeAnswer:
             "finish_reason": end.finish_reason.value,
             "stop_reason": stop_reason(end, token_ids[-1] if token_ids else None, stop_ids),
             "seed": started.seed,
+            **failure_of(end),
         }
         if request.return_token_ids:
             choice |= {

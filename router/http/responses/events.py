@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from quire.contract.errors import NOT_FINITE
 from quire.contract.outputs import Finished, FinishReason, Started
 from router.chat.reader import OutputReader
 from router.http.chat.choices import Part
@@ -123,6 +124,8 @@ class ResponseState:
             is_length = end is not None and end.finish_reason is FinishReason.LENGTH
             reason = "max_output_tokens" if is_length else "aborted"
             content["incomplete_details"] = {"reason": reason}
+        if status == "failed":
+            content["error"] = {"code": "server_error", "message": NOT_FINITE}
         if end is not None:
             content["usage"] = {
                 "input_tokens": num_prompt,
@@ -137,7 +140,10 @@ class ResponseState:
         return content
 
 
+_STATUSES = {FinishReason.STOP: "completed", FinishReason.ERROR: "failed"}
+
+
 def _status(end: Finished | None) -> str:
     if end is None:
         return "in_progress"
-    return "completed" if end.finish_reason is FinishReason.STOP else "incomplete"
+    return _STATUSES.get(end.finish_reason, "incomplete")
