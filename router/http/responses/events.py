@@ -120,6 +120,11 @@ class ResponseState:
             "seed": None if started is None else started.seed,
             "system_fingerprint": None if started is None else fingerprint(started),
         }
+        if started is not None:
+            # What the request left open, as the model's own file has it.
+            content |= {
+                name: value for name, value in started.sampling_defaults.items() if name in self.own
+            }
         if status == "incomplete":
             is_length = end is not None and end.finish_reason is FinishReason.LENGTH
             reason = "max_output_tokens" if is_length else "aborted"

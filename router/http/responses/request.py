@@ -169,4 +169,5 @@ def _repeated(body: Fields, background: bool) -> dict[str, Any]:
         "top_logprobs": body.integer("top_logprobs", 0) or 0,
         "top_p": body.number("top_p", 1.0),
         "truncation": "disabled",
+        "user": body.value("user"),
     }
