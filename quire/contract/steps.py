@@ -111,7 +111,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a worker did in a step. Only rank 0 samples: on other ranks the sequences are empty.
+    """What a worker did in a step. Only rank 0 samples; others report the tokens they were told.
 
     Attributes:
         sequence_ids: sequences that got a token, in batch order; parallel to `token_ids`. One whose

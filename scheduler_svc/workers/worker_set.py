@@ -15,7 +15,7 @@ from quire.contract.errors import (
     StaleEpochError,
     UnavailableError,
 )
-from quire.contract.steps import SchedulerOutputs
+from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.contract.workers import CachedBlock
 from quire.observe.log import get_logger
 from quire.wire.worker import execute_request_to_proto
@@ -340,6 +340,7 @@ class WorkerSet:
                     f"worker {worker.address} answered step {result.step_id} of epoch "
                     f"{result.epoch}, not step {sent.step_id} of epoch {epoch}"
                 )
+        self._check_same_tokens(results)
         if self.recorder is not None:
             self.recorder.record_result(results[0])
         return ExecutedStep(
@@ -350,6 +351,24 @@ class WorkerSet:
             sent.num_sequences,
             sent.num_swapped_blocks,
         )
+
+    def _check_same_tokens(self, results: Sequence[StepResult]) -> None:
+        """Check that all ranks go on with the tokens that rank 0 sampled.
+
+        Raises:
+            UnavailableError: one was told others, and would compute another text.
+        """
+        first = results[0]
+        for worker, result in zip(self._workers[1:], results[1:], strict=True):
+            is_same = (result.sequence_ids, result.token_ids) == (
+                first.sequence_ids,
+                first.token_ids,
+            )
+            if result.sequence_ids and not is_same:  # workers of earlier releases report none
+                raise UnavailableError(
+                    f"worker {worker.address} has other tokens of step {first.step_id} than "
+                    f"{self._workers[0].address}, which sampled them"
+                )
 
     async def settled(self) -> None:
         """Return once all steps that were sent so far have run, or the workers are lost."""

@@ -72,6 +72,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         num_steps: steps run.
         load_requests: every LoadModel request received.
         loses_next_step: set by a test to end the stream with a gap.
+        mistakes_next_token: set by a test to report another token than rank 0, once.
         heartbeat: sent for each of the scheduler's; None sends none.
         hung_steps: those that the scheduler found to hang.
         num_heartbeats: of schedulers.
@@ -104,6 +105,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.num_steps = 0
         self.load_requests: list[worker_pb2.LoadModelRequest] = []
         self.loses_next_step = False
+        self.mistakes_next_token = False
         self.heartbeat: worker_pb2.HeartbeatResponse | None = worker_pb2.HeartbeatResponse()
         self.hung_steps: list[int] = []
         self.num_heartbeats = 0
@@ -278,9 +280,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             async with self.step_seen:
                 self.num_steps += 1
                 self.step_seen.notify_all()
-            # As a real worker, only rank 0 answers with tokens.
+            # As a real worker, only rank 0 answers with more than tokens.
             if self._rank != 0:
-                result = StepResult((), ())
+                token_ids = list(result.token_ids)
+                if self.mistakes_next_token and token_ids:
+                    self.mistakes_next_token = False
+                    token_ids[0] += 1
+                result = StepResult(result.sequence_ids, token_ids)
             result = replace(
                 result,
                 epoch=message.epoch,

@@ -97,6 +97,26 @@ async def test_a_worker_killed_in_mid_run_changes_no_token() -> None:
         await worker.__aexit__(None, None, None)
 
 
+async def test_a_rank_with_other_tokens_is_formed_anew_and_changes_no_token() -> None:
+    async with (
+        FakeWorker() as first,
+        FakeWorker() as second,
+        running_scheduler(first.address, second.address) as (_, at),
+        open_session(at) as router,
+    ):
+        await submit_all(router)
+        epochs = [first.epoch]
+        for _ in range(2):
+            await second.wait_steps(second.num_steps + 5)
+            second.mistakes_next_token = True
+            async with asyncio.timeout(20):
+                while first.epoch == epochs[-1]:
+                    await first.wait_steps(first.num_steps + 1)
+            epochs.append(first.epoch)
+        await check_all(router, max_model_len=FAKE_MODEL.max_model_len)
+        assert not second.mistakes_next_token
+
+
 async def test_routers_learn_at_once_that_the_workers_are_lost_and_back() -> None:
     async with FakeWorker() as worker:
         port = int(worker.address.rpartition(":")[2])

@@ -131,27 +131,26 @@ class PendingStep:
             sample_us=elapsed_us(marks.computed, marks.finished),
             swap_us=self._swap_us(),
         )
-        if self._sampled.logprobs is None:
-            return result
-        vectors, failed_vectors = self._vectors()
-        sampling_ids = self.batch.sampling_ids
-        failed_ids = (*self.batch.failed_ids, *failed_vectors)
-        logprobs = self._sampled.logprobs.read(token_ids, reported)
-        is_reported = ok
+        sampling_ids, failed_ids, is_reported = self.batch.sampling_ids, (), ok
         if self.batch.expected_ids is not None:
             counts = rows_that_count(self.batch.expected_ids, token_ids, ok)
             is_reported, ok = ok & counts, ok | ~counts
-        if not is_reported.all():
+        is_whole = bool(is_reported.all())
+        if not is_whole:
             ids = np.array(sampling_ids, np.int64)
-            failed_ids += tuple(ids[~ok].tolist())
-            sampling_ids, token_ids = tuple(ids[is_reported].tolist()), token_ids[is_reported]
-            logprobs = tuple(itertools.compress(logprobs, is_reported))
+            failed_ids = tuple(ids[~ok].tolist())
+            sampling_ids = tuple(ids[is_reported].tolist())
+        result = replace(
+            result, sequence_ids=sampling_ids, token_ids=token_ids[is_reported].tolist()
+        )
+        if self._sampled.logprobs is None:
+            return result  # a rank that was told the tokens, which the scheduler compares
+        vectors, failed_vectors = self._vectors()
+        logprobs = self._sampled.logprobs.read(token_ids, reported)
         return replace(
             result,
-            sequence_ids=sampling_ids,
-            token_ids=token_ids.tolist(),
-            failed_sequence_ids=failed_ids,
-            logprobs=logprobs,
+            failed_sequence_ids=(*self.batch.failed_ids, *failed_vectors, *failed_ids),
+            logprobs=logprobs if is_whole else tuple(itertools.compress(logprobs, is_reported)),
             prompt_logprobs=self._sampled.prompt_logprobs,
             num_draft_tokens=self.batch.num_drafted,
             vectors=vectors,
