@@ -16,12 +16,14 @@ import typer
 from launch.bench.arrivals import arrival_times, ramp_up_times
 from launch.bench.clients.base import BenchClient
 from launch.bench.connect import open_client, server_of, takes_token_ids
+from launch.bench.dataset_options import DatasetName
 from launch.bench.datasets import Sample, load_samples
 from launch.bench.load import Run, run_load
 from launch.bench.metrics import Metrics, measure
 from launch.bench.report import remarks_on, result_of, result_path, save, table_of
 from launch.bench.serve_options import ServeOptions
-from launch.bench.tokens import find_tokenizer
+from launch.bench.tokens import Tokens, find_tokenizer
+from launch.cluster.config import embedded_model
 from quire.contract.errors import ConfigError, UnavailableError
 from quire.sdk.progress import progress_bar
 
@@ -56,7 +58,12 @@ async def _bench(options: ServeOptions, api_key: str | None) -> bool:
         tokens = find_tokenizer(wanted)
         if tokens is None and options.tokenizer is not None:
             raise ConfigError(f"tokenizer: must be of a model on this machine, got {wanted}")
-        samples = load_samples(options, tokens, prompts_rng, as_text=not takes_token_ids(options))
+        samples = load_samples(
+            options,
+            tokens or _stand_in(wanted, options),
+            prompts_rng,
+            as_text=tokens is None or not takes_token_ids(options),
+        )
         _print_setting(options, client.model, len(samples))
         await _warm_up(options, client, samples[0])
         # What is there by now stays: no pause to look for what of it could go.
@@ -75,6 +82,18 @@ async def _bench(options: ServeOptions, api_key: str | None) -> bool:
     metrics = measure(run.outcomes, run.duration, tokens.count if tokens else None, options.good)
     _report(options, model, wanted if tokens else None, samples, run, metrics)
     return metrics.completed > 0
+
+
+def _stand_in(model: str, options: ServeOptions) -> Tokens | None:
+    """Return the tokens of which to make prompts of a model that is not on this machine."""
+    if options.dataset_name == DatasetName.CUSTOM:
+        return None  # its texts are what they are
+    typer.echo(
+        f"tokenizer: {model} is not on this machine, prompts have about as many tokens as asked "
+        "for; --tokenizer makes it exact",
+        err=True,
+    )
+    return find_tokenizer(embedded_model().name)
 
 
 def _times(options: ServeOptions, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:

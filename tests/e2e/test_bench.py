@@ -121,6 +121,24 @@ def test_a_run_of_shared_prefixes_is_written_again_and_again(
         assert run["total_output_tokens"] == 18
 
 
+def test_a_model_that_is_not_on_this_machine_needs_no_tokenizer(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    result = bench(
+        "serve",
+        *("--base-url", f"http://{cluster.router.http_address}", "--model", "nobody/elsewhere"),
+        *("--served-model-name", MODEL, "--num-prompts", "4", "--random-input-len", "40"),
+        *("--random-output-len", "6", "--result-filename", path, "--save-result"),
+    )
+    assert "tokenizer: nobody/elsewhere is not on this machine" in result.stderr
+    found = json.loads(path.read_text())
+    assert (found["completed"], found["tokenizer_id"]) == (4, None)
+    # As the server counts them.
+    assert found["total_output_tokens"] == 24
+    assert 120 <= found["total_input_tokens"] <= 200
+
+
 ENGINE = ("--num-threads", "1", "--kv-cache-gib", "0.03125")
 
 
