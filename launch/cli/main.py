@@ -21,6 +21,7 @@ from launch.cli import (
     serve,
     services,
     simulate,
+    size,
     torture,
 )
 from launch.cli.help import QuireCommand
@@ -65,6 +66,7 @@ app.command("replay", cls=QuireCommand)(replay.replay)
 app.command("simulate", cls=QuireCommand)(simulate.simulate)
 app.command("torture", cls=QuireCommand)(torture.torture)
 app.add_typer(bench.app, name="bench")
+app.command("size", cls=QuireCommand)(size.size)
 app.command("doctor", cls=QuireCommand)(doctor.doctor)
 app.command("identify", cls=QuireCommand)(identify.identify)
 
