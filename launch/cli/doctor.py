@@ -7,7 +7,10 @@ import typer
 
 
 def doctor() -> None:
-    """Print versions and the instruction set in use; check what must never change a bit."""
+    """Print versions, instruction sets, which --quantization is fast; check what keeps bits.
+
+    Speeds are of one linear layer, on as many threads as this process may have.
+    """
     from importlib.metadata import version
 
     from launch.extras import require
@@ -25,9 +28,14 @@ def doctor() -> None:
     for package in ("torch", "grpcio", "protobuf", "transformers"):
         typer.echo(f"{package:<10} {version(package)}")
 
-    from worker_svc import invariance, ops
+    from worker_svc import invariance, ops, processor
 
     typer.echo(f"kernels    {ops.isa()} (this machine can: {', '.join(ops.available_isas())})")
+    typer.echo(f"unused     {', '.join(processor.unused_extensions()) or 'nothing'}")
+    for kind, factors in processor.linear_speeds().items():
+        told = ", ".join(f"{method} {factor:.1f}" for method, factor in factors.items())
+        fastest = max(factors, key=lambda method: factors[method])
+        typer.echo(f"speed      {kind}: {told}, of bfloat16's; {fastest} is the fastest")
     typer.echo(f"gpu        {_gpu()}")
     typer.echo(f"gloo       {_gloo()}")
     violations = 0
