@@ -101,7 +101,9 @@ def _model_lines(cluster: Cluster, status: CellStatus | None) -> list[str]:
     model, state = status.model, status.state
     assert model is not None, "a router is ready once it knows the model"
     tokens = state.num_blocks * state.block_size
-    size = f"{state.kv_cache_bytes / GIB:.2f} GiB (--kv-cache-gib): " if state.kv_cache_bytes else ""
+    size = (
+        f"{state.kv_cache_bytes / GIB:.2f} GiB (--kv-cache-gib): " if state.kv_cache_bytes else ""
+    )
     return [
         f"Quire {__version__} serves {model.name}",
         f"  model      {model.architecture}, {_precision(model)}, "

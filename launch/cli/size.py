@@ -29,7 +29,8 @@ def size(
     free here now.
     """
     from launch.extras import require
-    from quire.contract.errors import QuireError
+    from quire.contract.errors import ConfigError, QuireError
+    from quire.gguf_file import is_model
     from quire.observe import log
 
     log.configure("size")
@@ -42,6 +43,10 @@ def size(
         from worker_svc.loading.model_size import size_of
 
         path = embedded_model() if model is None else Path(find_model(model)).resolve()
+        if not is_model(path):
+            raise ConfigError(
+                f"model: must be a directory or a .gguf file that exists, got {model}"
+            )
         device = open_device(device_name)
         found = size_of(path, LoadOptions(**options), device)
         free = _free_bytes(device)
@@ -73,11 +78,12 @@ def _lines(name: str, size: "ModelSize", method: str, free: int, device: str) ->
     )
     sequence = size.token_bytes * size.max_model_len
     lines = [
-        f"model      {name}: {size.architecture}, {size.dtype}, up to {size.max_model_len:,} tokens",
-        f"weights    {_in_units(weights)}, {_in_units(size.stored_bytes)} in its files; with another "
-        f"--quantization: {others}",
-        f"cache      {size.token_bytes / 1024:,.1f} KiB a token, {_in_units(sequence)} a request of "
-        "full length",
+        f"model      {name}: {size.architecture}, {size.dtype}, "
+        f"up to {size.max_model_len:,} tokens",
+        f"weights    {_in_units(weights)}, {_in_units(size.stored_bytes)} in its files; "
+        f"with another --quantization: {others}",
+        f"cache      {size.token_bytes / 1024:,.1f} KiB a token, "
+        f"{_in_units(sequence)} a request of full length",
         f"ranks      {', '.join(map(str, size.ranks))} (--tensor-parallel-size)",
     ]
     left = free - weights

@@ -72,8 +72,8 @@ class Connection:
                 raised, those not counted in which a router works on it; 0 resumes none.
 
         Raises:
-            ConfigError: a target is no address, the certificates cannot be used, or the key would go in the clear and
-                `insecure` does not allow it.
+            ConfigError: a target is no address, the certificates cannot be used, or the key would
+                go in the clear and `insecure` does not allow it.
         """
         tls = open_tls(tls_dir)
         targets = parse_targets(target, encrypted=tls is not None)

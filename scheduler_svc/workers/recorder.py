@@ -159,9 +159,7 @@ def epoch_header(
             config,
             keeps_contents=bool(contents.blocks or contents.host_blocks),
         ),
-        host_cache=HostCache(
-            formed.num_host_blocks, formed.swap_block_us, formed.cache_bytes
-        ),
+        host_cache=HostCache(formed.num_host_blocks, formed.swap_block_us, formed.cache_bytes),
         previous_epoch=formed.previous_epoch,
         previous_step_id=contents.last_step_id,
     )

@@ -18,9 +18,7 @@ from tests.rpc.http_setup import HttpSetup, http_router
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATH = "/v1/responses"
-TEMPLATE = (
-    "{# <tool_call> </think> #}{% for m in messages %}{{ m.content or '' }}{% endfor %}"
-)
+TEMPLATE = "{# <tool_call> </think> #}{% for m in messages %}{{ m.content or '' }}{% endfor %}"
 # Of ResponseResource.
 REQUIRED = {
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model"),

@@ -35,9 +35,7 @@ WARM_UP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP_MAX_S = 1.0
 
 
-def profile_cache(
-    loaded: LoadedModel, options: CacheOptions, num_at_host: int = 1
-) -> CacheProfile:
+def profile_cache(loaded: LoadedModel, options: CacheOptions, num_at_host: int = 1) -> CacheProfile:
     """Return the number of blocks that fit beside all else that is held, and the largest step.
 
     A GPU makes all that and runs the step. Never more than the sequences of a step fill at the

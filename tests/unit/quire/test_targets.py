@@ -41,7 +41,7 @@ def test_what_is_no_address_is_refused(target: str | list[str]) -> None:
 
 
 def test_the_url_of_an_openai_client_is_refused() -> None:
-    with pytest.raises(ConfigError, match="for gRPC, 50051 .* a URL of another API"):
+    with pytest.raises(ConfigError, match=r"for gRPC, 50051 .* a URL of another API"):
         parse_targets("http://localhost:8000/v1", encrypted=False)
 
 
