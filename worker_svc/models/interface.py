@@ -24,6 +24,10 @@ class ModelConfig(Protocol):
         """Longest limit that may be set, in tokens."""
 
     @property
+    def num_layers(self) -> int:
+        """Number of key/value caches."""
+
+    @property
     def value_size(self) -> int | None:
         """Elements of a value where values are the first of their keys; None where they are apart.
 
