@@ -5,7 +5,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from launch import llm_requests, llm_vectors
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.extras import require
 from launch.keywords import documents_keywords
-from launch.llm_requests import Conversation, rendered, run
+from launch.llm_requests import Conversation, rendered
 from launch.model_source import ModelSource
 from launch.vllm.keywords import translate
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
@@ -39,16 +38,13 @@ from quire.gguf_file import is_model
 from quire.sdk.calls import EmbedOptions, Messages, TemplateOptions
 from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
-from quire.sdk.prompts import ParsedPrompt, Prompt, parse_prompts, with_ids
+from quire.sdk.prompts import ParsedPrompt, Prompt, all_with_ids, parse_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from launch.cluster.thread import ClusterThread
     from launch.engine import LLMEngine
-
-# As many threads wait for answers; more prompts than this wait here rather than in the cluster.
-MAX_CONCURRENT_REQUESTS = 256
 
 
 def _start_cluster(config: ClusterConfig) -> "ClusterThread":
@@ -226,7 +222,7 @@ class LLM:
             UnavailableError: the cluster cannot be reached.
         """
         return self._run_all(
-            parse_prompts(_with_ids(prompts, prompt_token_ids)),
+            parse_prompts(all_with_ids(prompts, prompt_token_ids)),
             sampling_params,
             use_tqdm=use_tqdm,
             priority=priority,
@@ -252,29 +248,13 @@ class LLM:
                 raise InvalidRequestError(
                     field, f"needs one for each of {len(wanted)} prompts, got {len(values)}"
                 )
-        if not wanted:
-            return []
-        params = list(map(self.seeded, params))
-        given_up = threading.Event()
-        with (
-            # Of its own: closing it ends every request that still runs, whatever it waits for.
-            self._connect() as client,
-            ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
-            progress_bar(len(wanted), use_tqdm) as advance,
-        ):
-            futures: list[Future[RequestOutput]] = [
-                pool.submit(run, client, *each, include_time_breakdown, given_up)
-                for each in zip(wanted, params, priorities, strict=True)
-            ]
-            try:
-                for future in as_completed(futures):
-                    advance(sum(len(each.token_ids) for each in future.result().outputs))
-            except BaseException:
-                given_up.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                client.close()
-                raise
-        return [future.result() for future in futures]
+        return llm_requests.run_all(
+            # Of their own: closing it ends every request that still runs, whatever it waits for.
+            self._connect,
+            list(zip(wanted, map(self.seeded, params), priorities, strict=True)),
+            include_time_breakdown=include_time_breakdown,
+            use_tqdm=use_tqdm,
+        )
 
     def chat(
         self,
@@ -463,23 +443,3 @@ def _close_quietly(
     if cluster is not None:
         with suppress(Exception):
             cluster.stop()
-
-
-def _with_ids(
-    prompts: Prompt | Sequence[Prompt] | None,
-    token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
-) -> Prompt | Sequence[Prompt]:
-    """Return prompts with the token ids that are given beside them, or in their place.
-
-    Raises:
-        InvalidRequestError: neither is given, or not one for each.
-    """
-    if prompts is None or token_ids is None:
-        return with_ids(prompts, token_ids)  # type: ignore[arg-type]
-    texts: Any = [prompts] if isinstance(prompts, str) else prompts
-    ids: Any = [token_ids] if len(token_ids) and isinstance(token_ids[0], int) else token_ids
-    if len(texts) != len(ids):
-        raise InvalidRequestError(
-            "prompt_token_ids", f"must be one for each of {len(texts)} prompts, got {len(ids)}"
-        )
-    return [with_ids(text, each) for text, each in zip(texts, ids, strict=True)]

@@ -1,7 +1,8 @@
-"""One request of the offline API, from its prompt to its output."""
+"""Requests of the offline API, from their prompts to their outputs."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,11 @@ from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOut
 from quire.contract.sampling_params import SamplingParams
 from quire.sdk.calls import ChatOptions, Messages, TemplateOptions, chat_input
 from quire.sdk.client import Client
+from quire.sdk.progress import progress_bar
 from quire.sdk.prompts import ParsedPrompt
+
+# As many threads wait for answers; more prompts than this wait here rather than in the cluster.
+MAX_CONCURRENT_REQUESTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,46 @@ def run(
             if exiting.is_set() and threading.current_thread() is not threading.main_thread():
                 threading.Event().wait()  # nobody is there to be told; the process ends
             raise
+
+
+def run_all(
+    connect: Callable[[], Client],
+    wanted: Sequence[tuple[ParsedPrompt | Conversation, SamplingParams, int]],
+    *,
+    include_time_breakdown: bool,
+    use_tqdm: bool,
+) -> list[RequestOutput]:
+    """Return an output for each request, in their order.
+
+    Args:
+        connect: returns a client, which is closed.
+        wanted: prompt or conversation, parameters and priority of each.
+        include_time_breakdown: have each output say where its time went.
+        use_tqdm: show a progress bar on the terminal.
+
+    Raises:
+        QuireError: of the first that fails; the others are given up.
+    """
+    if not wanted:
+        return []
+    given_up = threading.Event()
+    with (
+        connect() as client,
+        ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
+        progress_bar(len(wanted), use_tqdm) as advance,
+    ):
+        futures: list[Future[RequestOutput]] = [
+            pool.submit(run, client, *each, include_time_breakdown, given_up) for each in wanted
+        ]
+        try:
+            for future in as_completed(futures):
+                advance(sum(len(each.token_ids) for each in future.result().outputs))
+        except BaseException:
+            given_up.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            client.close()
+            raise
+    return [future.result() for future in futures]
 
 
 def _generate(

@@ -67,3 +67,23 @@ def with_ids(prompt: Prompt | None, token_ids: Sequence[int] | None) -> Prompt:
     if not isinstance(prompt, str):
         raise InvalidRequestError("prompts", "must be texts where prompt_token_ids are given, too")
     return {"prompt": prompt, "prompt_token_ids": token_ids}
+
+
+def all_with_ids(
+    prompts: Prompt | Sequence[Prompt] | None,
+    token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+) -> Prompt | Sequence[Prompt]:
+    """Return prompts, one or many, with token ids as of `with_ids`.
+
+    Raises:
+        InvalidRequestError: neither is given, or not one for each.
+    """
+    if prompts is None or token_ids is None:
+        return with_ids(prompts, token_ids)  # type: ignore[arg-type]
+    texts: Any = [prompts] if isinstance(prompts, str) else prompts
+    ids: Any = [token_ids] if len(token_ids) and isinstance(token_ids[0], int) else token_ids
+    if len(texts) != len(ids):
+        raise InvalidRequestError(
+            "prompt_token_ids", f"must be one for each of {len(texts)} prompts, got {len(ids)}"
+        )
+    return [with_ids(text, each) for text, each in zip(texts, ids, strict=True)]

@@ -269,7 +269,7 @@ def test_an_interrupt_waits_for_no_request(llm: LLM, monkeypatch: pytest.MonkeyP
 
         yield advance
 
-    monkeypatch.setattr("launch.llm.progress_bar", interrupting)
+    monkeypatch.setattr("launch.llm_requests.progress_bar", interrupting)
     search = SamplingParams(
         n=5, use_beam_search=True, temperature=0.0, max_tokens=900, ignore_eos=True
     )
