@@ -132,13 +132,16 @@ def run_all(
         ThreadPoolExecutor(min(len(wanted), MAX_CONCURRENT_REQUESTS)) as pool,
         progress_bar(len(wanted), use_tqdm) as advance,
     ):
-        futures: list[Future[RequestOutput]] = [
-            pool.submit(run, client, *each, include_time_breakdown, given_up) for each in wanted
-        ]
+        futures: list[Future[RequestOutput]] = []
         try:
+            for each in wanted:
+                futures.append(pool.submit(run, client, *each, include_time_breakdown, given_up))
             for future in as_completed(futures):
                 advance(sum(len(each.token_ids) for each in future.result().outputs))
-        except BaseException:
+        except BaseException as error:
+            is_over = isinstance(error, RuntimeError) and not threading.main_thread().is_alive()
+            if is_over and threading.current_thread().daemon:
+                threading.Event().wait()  # as above: no pool takes work any more
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
             client.close()
