@@ -122,13 +122,13 @@ def profile_to_proto(
     )
 
 
-def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> tuple[CacheOptions, int]:
-    """Return what a message asks for, and how many workers share the memory there.
+def profile_from_proto(message: worker_pb2.ProfileCacheRequest) -> CacheOptions:
+    """Return what a message asks for.
 
     Raises:
         ConfigError: an option is out of bounds.
     """
-    return from_fields(CacheOptions, message.options), message.num_at_host or 1
+    return from_fields(CacheOptions, message.options)
 
 
 def cache_options_to_proto(options: CacheOptions) -> worker_pb2.CacheOptions:

@@ -158,8 +158,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.ProfileCacheResponse:
         """Return how much cache fits."""
         self._admit(request.epoch)
-        asked = profile_from_proto(request)
-        return cache_profile_to_proto(await self._run(self._worker.profile_cache, *asked))
+        options, num_at_host = profile_from_proto(request), request.num_at_host or 1
+        return cache_profile_to_proto(
+            await self._run(self._worker.profile_cache, options, num_at_host)
+        )
 
     async def InitCache(
         self, request: worker_pb2.InitCacheRequest, context: grpc.aio.ServicerContext

@@ -292,7 +292,7 @@ def _worker() -> list[Example]:
         ),
         Example(
             CACHE_OPTIONS,
-            partial(worker.profile_to_proto, EPOCH),
+            partial(worker.profile_to_proto, EPOCH, num_at_host=3),
             worker.profile_from_proto,
         ),
         Example(
