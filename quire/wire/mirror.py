@@ -7,8 +7,9 @@ from quire.contract.engine_options import CacheOptions
 from quire.contract.steps import MirroredSequence
 from quire.contract.workers import CachedBlock, CacheSpec, WorkerMirror
 from quire.v1 import worker_pb2
+from quire.wire.caches import cache_options_to_proto
 from quire.wire.fields import fields_of, from_fields
-from quire.wire.worker import cache_options_to_proto, check_parallel
+from quire.wire.worker import check_parallel
 
 
 def mirror_to_proto(mirror: WorkerMirror) -> worker_pb2.MirrorResponse:

@@ -9,12 +9,14 @@ from google.protobuf.proto import parse_length_prefixed, serialize_length_prefix
 from quire.contract.recording import Content, EpochHeader, Record
 from quire.contract.steps import SchedulerOutputs
 from quire.v1 import recording_pb2, worker_pb2
-from quire.wire.fields import from_fields
-from quire.wire.worker import (
+from quire.wire.caches import (
     cache_spec_from_proto,
     cache_spec_to_proto,
     host_cache_from_proto,
     host_cache_to_proto,
+)
+from quire.wire.fields import from_fields
+from quire.wire.worker import (
     load_request_from_proto,
     load_request_to_proto,
     load_response_from_proto,

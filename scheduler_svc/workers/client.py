@@ -36,16 +36,18 @@ from quire.rpc.call_metadata import PROTOCOL_METADATA
 from quire.security.handshake import explain
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire.block_shipping import import_order_to_proto, import_result_from_proto
-from quire.wire.mirror import mirror_from_proto
-from quire.wire.worker import (
+from quire.wire.caches import (
     cache_profile_from_proto,
     cache_spec_to_proto,
+    host_cache_from_proto,
+    profile_to_proto,
+)
+from quire.wire.mirror import mirror_from_proto
+from quire.wire.worker import (
     description_from_proto,
     execute_response_from_proto,
-    host_cache_from_proto,
     load_request_to_proto,
     load_response_from_proto,
-    profile_to_proto,
 )
 from scheduler_svc.workers.heartbeats import WorkerHeartbeats
 from scheduler_svc.workers.patience import Patience

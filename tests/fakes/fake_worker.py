@@ -26,13 +26,10 @@ from quire.contract.workers import CacheSpec, WorkerMirror
 from quire.rpc import Server
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire.wire.block_shipping import import_order_from_proto, import_result_to_proto
+from quire.wire.caches import cache_spec_from_proto
 from quire.wire.common import model_info_to_proto
 from quire.wire.mirror import mirror_to_proto
-from quire.wire.worker import (
-    cache_spec_from_proto,
-    execute_response_to_proto,
-    scheduler_outputs_from_proto,
-)
+from quire.wire.worker import execute_response_to_proto, scheduler_outputs_from_proto
 from tests.fakes.fake_model import FakeModel, WrongOrderError
 
 FAKE_MODEL = ModelInfo(

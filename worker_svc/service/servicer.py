@@ -21,17 +21,19 @@ from quire.wire.block_shipping import (
     import_order_from_proto,
     import_result_to_proto,
 )
-from quire.wire.mirror import mirror_to_proto
-from quire.wire.worker import (
+from quire.wire.caches import (
     cache_profile_to_proto,
     cache_spec_from_proto,
+    host_cache_to_proto,
+    profile_from_proto,
+)
+from quire.wire.mirror import mirror_to_proto
+from quire.wire.worker import (
     description_to_proto,
     execute_request_from_proto,
     execute_response_to_proto,
-    host_cache_to_proto,
     load_request_from_proto,
     load_response_to_proto,
-    profile_from_proto,
 )
 from worker_svc.service.block_transfers import BlockTransfers
 from worker_svc.service.counters import Counters

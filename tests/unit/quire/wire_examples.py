@@ -75,6 +75,7 @@ from quire.contract.workers import (
 )
 from quire.wire import (
     block_shipping,
+    caches,
     chat,
     common,
     inference,
@@ -292,13 +293,13 @@ def _worker() -> list[Example]:
         ),
         Example(
             CACHE_OPTIONS,
-            partial(worker.profile_to_proto, EPOCH, num_at_host=3),
-            worker.profile_from_proto,
+            partial(caches.profile_to_proto, EPOCH, num_at_host=3),
+            caches.profile_from_proto,
         ),
         Example(
             CacheProfile(2**20, 2**33),
-            worker.cache_profile_to_proto,
-            worker.cache_profile_from_proto,
+            caches.cache_profile_to_proto,
+            caches.cache_profile_from_proto,
         ),
         Example(
             RunningStep(2**40, 2_100, True, 300_000),
@@ -307,15 +308,15 @@ def _worker() -> list[Example]:
         ),
         Example(
             CacheSpec(2**20, CACHE_OPTIONS, keeps_contents=True),
-            partial(worker.cache_spec_to_proto, EPOCH),
-            worker.cache_spec_from_proto,
+            partial(caches.cache_spec_to_proto, EPOCH),
+            caches.cache_spec_from_proto,
         ),
         Example(
             CacheSpec(32, CacheOptions(swap_space=0.0)),
-            partial(worker.cache_spec_to_proto, EPOCH),
-            worker.cache_spec_from_proto,
+            partial(caches.cache_spec_to_proto, EPOCH),
+            caches.cache_spec_from_proto,
         ),
-        Example(HostCache(7, 1.5, 2**40), worker.host_cache_to_proto, worker.host_cache_from_proto),
+        Example(HostCache(7, 1.5, 2**40), caches.host_cache_to_proto, caches.host_cache_from_proto),
         Example(ORDERS, worker.execute_request_to_proto, worker.execute_request_from_proto),
         Example(RESULT, *response),
         Example(StepGap(4, 6), *response),
