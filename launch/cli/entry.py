@@ -2,20 +2,24 @@
 
 import sys
 
-from launch.extras import require
-from quire.contract.errors import ConfigError
-
 
 def main() -> None:
-    """Run the command line, or say what it lacks."""
+    """Run the command line, or say what it lacks. Ctrl-C is one line, also while it is read."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+def _run() -> None:
+    from launch.extras import require
+    from quire.contract.errors import ConfigError
+
     try:
         require("quire", "scheduler")
     except ConfigError as error:
         sys.exit(f"error: {error.message}")
-    try:
-        from launch.cli.main import main
+    from launch.cli.main import main
 
-        main()
-    except KeyboardInterrupt:  # while modules are read
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+    main()

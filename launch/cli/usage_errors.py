@@ -36,9 +36,21 @@ class QuireGroup(TyperGroup):
             typer.echo(f"error: {one_line(error)}", err=True)
             sys.exit(2)
         except (typer.Abort, KeyboardInterrupt):
-            typer.echo("interrupted", err=True)
+            _say_interrupted()
             sys.exit(130)
         sys.exit(status if isinstance(status, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named; Ctrl-C is one line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _say_interrupted()
+            raise typer.Exit(130) from None
+
+
+def _say_interrupted() -> None:
+    typer.echo("interrupted", err=True)
 
 
 def one_line(error: Any) -> str:

@@ -2,10 +2,17 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from launch.cli.main import app
 from launch.cluster.config import embedded_model
+
+
+@pytest.fixture(autouse=True)
+def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of this process stay where they go: what a runner of commands captures is closed."""
+    monkeypatch.setattr("quire.observe.log.configure", lambda *_: None)
 
 
 def test_it_prints_what_a_model_takes() -> None:
