@@ -81,6 +81,9 @@ def takes_options(
     }
     made = [_parameter(group, name, each) for name, (group, each) in known.items()]
 
+    def read(values: Values) -> Values:
+        return {name: _plain(values[name], name, group) for name, (group, _) in known.items()}
+
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         first, *own = inspect.signature(function).parameters.values()
         assert first.name == "options", "the values of the options come first"
@@ -88,19 +91,18 @@ def takes_options(
         @functools.wraps(function)
         def command(**values: Any) -> None:
             try:
-                options = {
-                    name: _plain(values.pop(name), name, group)
-                    for name, (group, _) in known.items()
-                }
+                options = read(values)
             except ConfigError as error:
                 typer.echo(f"error: {error.message}", err=True)
                 raise typer.Exit(2) from None
-            function(options, **values)
+            function(options, **{name: values[name] for name in values if name not in known})
 
         # Arguments, such as a model directory, come before options in the help.
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in [*own, *made]]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
+        # For what reads command lines without running them.
+        command.read_options = read  # type: ignore[attr-defined]
         return command
 
     return decorate

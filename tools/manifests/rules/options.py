@@ -10,6 +10,7 @@ import typer
 
 from launch.cli.main import app
 from quire.contract.addresses import split_address
+from quire.contract.errors import ConfigError
 from tools.manifests.environment import arguments, environment, unresolved
 from tools.manifests.objects import Finding, Manifests, PodTemplate
 
@@ -53,7 +54,11 @@ def parse(command: str, args: list[str], values: dict[str, str]) -> dict[str, An
             command, list(args), auto_envvar_prefix=f"QUIRE_{command.upper()}"
         )
     params: dict[str, Any] = context.params
-    return params
+    try:
+        # Numbers are texts until a command reads them.
+        return params | context.command.callback.read_options(params)
+    except ConfigError as error:
+        raise UsageError(error.message) from None
 
 
 def _pod(manifests: Manifests, pod: PodTemplate, ordinal: int) -> Iterator[tuple[str, str]]:
