@@ -60,7 +60,7 @@ class ClusterConfig(EngineOptions, DeviceOptions, FrontOptions, ServiceOptions):
         bounds=Bounds(1, MAX_RANKS),
         flags=("--tensor-parallel-size", "-tp"),
     )
-    drain_timeout_s: float = same_option(
+    shutdown_timeout_s: float = same_option(
         RouterConfig,
         "drain_timeout_s",
         default=1.0,

@@ -133,7 +133,7 @@ class Cluster:
                 "schedulers": [await listening],
                 **values_of(config, FrontOptions),
                 "http_port": config.port,
-                "drain_timeout_s": config.drain_timeout_s,
+                "drain_timeout_s": config.shutdown_timeout_s,
             }
             router = ServiceProcess("router", "router", values, self.tls)
             self.services.append(router)

@@ -106,7 +106,12 @@ def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_file(path: Path) -> list[str]:
     """Return the options of a YAML file as arguments."""
-    import yaml  # of transformers, which workers need
+    try:
+        import yaml  # of transformers, which workers need
+    except ImportError:
+        raise ConfigError(
+            "config: needs PyYAML, which is not installed: pip install 'quire-serve[all]'"
+        ) from None
 
     try:
         options = yaml.safe_load(path.read_text())

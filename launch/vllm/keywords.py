@@ -217,7 +217,7 @@ _TRANSLATIONS: Mapping[str, _Translation] = MappingProxyType(
         "use-dummy-weights": lambda _, value: {"load_format": "dummy"} if plain(value) else {},
         "use-np-weights": _nothing,
         "worker-use-ray": lambda _, value: {"launcher": "ray"} if plain(value) else {},
-        "shutdown-timeout": _renamed("drain_timeout_s"),
+        "shutdown-timeout": _renamed("shutdown_timeout_s"),
         "speculative-config": _speculative_config,
         "structured-outputs-config": _structured_outputs_config,
     }

@@ -23,8 +23,8 @@ DISTRIBUTIONS = packages_distributions()
 WHERE_WANTED = {
     # quire-serve[traces]; what router and worker share of tokenizers and grammars
     "quire": {"opentelemetry", "tokenizers", "transformers", "llguidance"},
-    # a cache that it filled; quire-serve[bench]
-    "launch": {"ray", "huggingface_hub", "aiohttp", "matplotlib"},
+    # a cache that it filled; quire-serve[bench]; what transformers brings
+    "launch": {"ray", "huggingface_hub", "aiohttp", "matplotlib", "yaml"},
     "simulator": {"torch"},
     # quire-serve[gguf]
     "worker_svc": {"gguf"},

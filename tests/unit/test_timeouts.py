@@ -147,7 +147,7 @@ def options() -> set[str]:
     return {
         "--" + name.replace("_", "-")
         for name in names
-        if name.endswith(("_timeout_s", "keep_alive_s", "grace_time_s"))
+        if name.endswith(("_timeout_s", "keep_alive_interval", "grace_time_s"))
     }
 
 

@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "--distributed-timeout-s": 30.0,
         "--download-dir": None,
         "--draft-model": "",
-        "--drain-timeout-s": 1.0,
+        "--shutdown-timeout-s": 1.0,
         "--dtype": "auto",
         "--enable-force-include-usage": False,
         "--enable-prefix-caching --no-enable-prefix-caching": True,
