@@ -1,7 +1,7 @@
 """To and from the messages of common.proto."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.contract.errors import InvalidRequestError
 from quire.contract.outputs import CellState, FinishReason, ModelInfo, TokenLogprobs
@@ -73,11 +73,12 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
     check_counts(message)  # before anything of them is copied
     if message.HasField("top_k") and not message.top_k:
         raise InvalidRequestError("top_k", f"must be in [1, {MAX_TOKENS}] or absent, got 0")
+    asked: Any = message  # by names of fields that are data
     left_open = () if message.ignore_generation_config else FILLED_IN
     return from_fields(
         SamplingParams,
         message,
-        left_open=frozenset(name for name in left_open if not message.HasField(name)),
+        left_open=frozenset(name for name in left_open if not asked.HasField(name)),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         early_stopping=_early_stopping_from_proto(message.early_stopping),
         bad_words_token_ids=tuple(tuple(each.token_ids) for each in message.bad_words_token_ids),

@@ -56,9 +56,10 @@ def parse(command: str, args: list[str], values: dict[str, str]) -> dict[str, An
     params: dict[str, Any] = context.params
     try:
         # Numbers are texts until a command reads them.
-        return params | context.command.callback.read_options(params)
+        params |= context.command.callback.read_options(params)
     except ConfigError as error:
         raise UsageError(error.message) from None
+    return params
 
 
 def _pod(manifests: Manifests, pod: PodTemplate, ordinal: int) -> Iterator[tuple[str, str]]:
