@@ -181,7 +181,7 @@ class HostileRequests:
             draw.choices("a/.%~;:@!$&'()*+,=-_\\\"<>^`{|}\xe9", k=draw.choice((1, 8, 200)))
         )
         paths = (
-            *("/", "//", "/..", "/../../etc/passwd", "/%2e%2e/%00", "/v1", "/v1/", "/V1/models"),
+            *("//", "/..", "/../../etc/passwd", "/%2e%2e/%00", "/v1", "/v1/", "/V1/models"),
             *(
                 "/v1/models/",
                 "/v1/completions/",

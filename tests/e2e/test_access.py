@@ -62,6 +62,8 @@ MAY_CALL = {
     f"{OPEN_INFERENCE}/ModelReady": USERS,
     f"{OPEN_INFERENCE}/ServerMetadata": USERS,
     f"{OPEN_INFERENCE}/ModelMetadata": USERS,
+    f"{OPEN_INFERENCE}/ModelConfig": USERS,
+    f"{OPEN_INFERENCE}/ModelStatistics": USERS,
     f"{OPEN_INFERENCE}/ModelInfer": USERS,
     f"{OPEN_INFERENCE}/ModelStreamInfer": USERS,
     f"{ENGINE}/Generate": USERS,

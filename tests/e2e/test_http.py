@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], SamplingParams]] = {
         ),
     ),
     "beams": (
-        {"n": 3},
+        {"n": 3, "temperature": 0},
         {"use_beam_search": True},
         SamplingParams(n=3, use_beam_search=True, temperature=0.0),
     ),
