@@ -13,6 +13,7 @@ from quire.contract.steps import SchedulerOutputs, SequenceState, StepResult
 from quire.contract.workers import CacheSpec, LoadSpec, Meeting
 from quire.v1 import worker_pb2
 from quire.wire import worker as wire
+from quire.wire.caches import cache_spec_from_proto
 
 PARAMS = SamplingParams(
     temperature=0.5, top_p=0.25, top_k=9, min_p=0.125, seed=2**64 - 1, max_tokens=None
@@ -71,7 +72,7 @@ def test_what_a_scheduler_leaves_out_takes_its_default() -> None:
     load = wire.load_request_from_proto(worker_pb2.LoadModelRequest(model="/m"))
     assert (load.spec, load.meeting) == (LoadSpec("/m"), Meeting(host=""))
     cache = worker_pb2.InitCacheRequest(num_blocks=32)
-    assert wire.cache_spec_from_proto(cache) == CacheSpec(32)
+    assert cache_spec_from_proto(cache) == CacheSpec(32)
 
 
 @pytest.mark.parametrize(
