@@ -308,10 +308,9 @@ class Formation:
         config = self._config
         if config.num_gpu_blocks_override is not None:
             return config.num_gpu_blocks_override
-        num_at = Counter(worker.host for worker in self.workers)
+        num_at = Counter(each.host for each in self.workers)
         profiles = await on_all(
-            self.workers,
-            lambda worker: worker.profile_cache(epoch, config, num_at[worker.host]),
+            self.workers, lambda each: each.profile_cache(epoch, config, num_at[each.host])
         )
         num_blocks = min(profile.num_blocks for profile in profiles)
         if num_blocks == 0:
