@@ -44,6 +44,8 @@ ALLOWED_ROLES: dict[str, frozenset[Role]] = {
     "/inference.GRPCInferenceService/ModelReady": _USERS,
     "/inference.GRPCInferenceService/ServerMetadata": _USERS,
     "/inference.GRPCInferenceService/ModelMetadata": _USERS,
+    "/inference.GRPCInferenceService/ModelConfig": _USERS,
+    "/inference.GRPCInferenceService/ModelStatistics": _USERS,
     "/inference.GRPCInferenceService/ModelInfer": _USERS,
     "/inference.GRPCInferenceService/ModelStreamInfer": _USERS,
     "/vllm.grpc.engine.VllmEngine/Generate": _USERS,

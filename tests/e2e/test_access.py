@@ -5,9 +5,7 @@ RPCs are taken from the protos, so that one which is added and not entered here 
 
 import asyncio
 import contextlib
-import importlib
-import pkgutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,14 +17,13 @@ import pytest
 import pytest_asyncio
 from grpc_reflection.v1alpha import reflection_pb2
 
-import quire.facades
-import quire.v1
 from launch.authority import CertificateDirectory
 from launch.cluster.servicer import Control
 from launch.cluster.supervisor import Cluster, ClusterConfig, embedded_model
 from quire import AsyncClient, SamplingParams
 from quire.security.api_key_file import ApiKey, digest, editing
 from quire.security.api_keys import generate_key
+from tests.every_rpc import every_rpc
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -228,17 +225,6 @@ async def site(tmp_path_factory) -> AsyncIterator[Site]:
     finally:
         await control.stop()
         await cluster.stop()
-
-
-def every_rpc() -> Iterator[str]:
-    """Every RPC of the protos, "package.Service/Method"."""
-    for package in (quire.v1, quire.facades):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith("_pb2"):
-                continue
-            descriptor = importlib.import_module(module.name).DESCRIPTOR
-            for service in descriptor.services_by_name.values():
-                yield from (f"{service.full_name}/{method.name}" for method in service.methods)
 
 
 async def test_every_rpc_is_entered_here() -> None:
