@@ -8,7 +8,7 @@
 namespace quire::cuda {
 namespace {
 
-// The values of a device array, once the stream has done its work on it.
+// Returns a device array's values once the stream has done its work on them.
 std::vector<int32_t> fetch(const int32_t* device, int64_t count, cudaStream_t stream) {
   std::vector<int32_t> host(static_cast<size_t>(count));
   check(cudaMemcpyAsync(host.data(), device, host.size() * sizeof(int32_t), cudaMemcpyDefault,
