@@ -36,7 +36,8 @@ SHARED_REGISTERS = 24 + 2 * 240
 WITHOUT_ASKING, MOST_WITHOUT_ASKING = 32 << 10, 48 << 10
 
 pytestmark = [
-    pytest.mark.timeout(1800),
+    # Compiling every kernel takes what lanes beside it leave; the time of the whole run bounds it.
+    pytest.mark.timeout(600, func_only=True),
     pytest.mark.parametrize(
         "architecture",
         [
