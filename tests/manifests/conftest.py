@@ -64,6 +64,7 @@ def deployed(
     *components: str,
     tag: str = IMAGE_TAG,
     options: Mapping[str, str] | None = None,
+    pull: Mapping[str, str] | None = None,
 ) -> Iterator[Deployment]:
     """Run the pods of an overlay with these components until the end of the block.
 
@@ -73,12 +74,14 @@ def deployed(
         components: their names.
         tag: of the images.
         options: variables of all services, beside those of their ConfigMap.
+        pull: variables of the Job that brings the model, likewise.
     """
     release = Release(overlay, tag, components=components)
     manifests = render(release, ROOT / "build" / "test_manifests" / "pods")
-    for each in manifests.of_kind("ConfigMap"):
-        if each["metadata"]["name"].startswith("quire-options"):
-            each["data"] |= options or {}
+    for name, more in (("quire-options", options), ("quire-pull", pull)):
+        for each in manifests.of_kind("ConfigMap"):
+            if each["metadata"]["name"].startswith(name):
+                each["data"] |= more or {}
     if (reason := why_not(manifests)) is not None:
         pytest.skip(reason)
     kubelet = Kubelet(manifests, f"quire-{overlay}-{os.getpid()}-{len(components)}", directory)

@@ -121,9 +121,14 @@ class Kubelet:
         self._directory = directory
 
     def start(self) -> None:
-        """Make every pod, all at once."""
+        """Run every Job to its end, then make every other pod, all at once."""
         docker("network", "create", self.network)
         for template in self.manifests.pods:
+            if template.ends:
+                self.run_job(template)
+        for template in self.manifests.pods:
+            if template.ends:
+                continue
             for ordinal in range(template.replicas):
                 self._make(template, ordinal)
 
@@ -170,6 +175,17 @@ class Kubelet:
     def logs(self) -> str:
         return "\n".join(f"---- {pod.name}\n{pod.logs()}" for pod in self.pods.values())
 
+    def run_job(self, template: PodTemplate) -> str:
+        """Return what a Job's pod prints, which must succeed; it finds this host's loopback."""
+        main = template.main
+        values = environment(self.manifests, template, main)
+        entry, *rest = main["command"]
+        return docker(
+            *("run", "--rm", "--network", "host", "--entrypoint", entry),
+            *self._declared(template, values),
+            *(main["image"], *rest, *arguments(main, values)),
+        )
+
     # ---------------------------------------------------------------- one pod
 
     def _make(self, template: PodTemplate, ordinal: int) -> Pod:
@@ -184,11 +200,8 @@ class Kubelet:
                 for alias in self._aliases(template, name)
                 for part in ("--network-alias", alias)
             ],
-            *_limits(main),
             *(("--gpus", f'"device={",".join(map(str, gpus))}"') if gpus else ()),
-            *_security(template),
-            *self._volumes(template),
-            *[part for item in values.items() for part in ("--env", "=".join(item))],
+            *self._declared(template, values),
             main["image"],
             *arguments(main, values),
         )
@@ -197,6 +210,16 @@ class Kubelet:
         pod = Pod(template, ordinal, container, address, gpus)
         self.pods[name] = pod
         return pod
+
+    def _declared(self, template: PodTemplate, values: dict[str, str]) -> list[str]:
+        """Return the engine's options for what a pod and its container declare."""
+        variables = [part for item in values.items() for part in ("--env", "=".join(item))]
+        return [
+            *_limits(template.main),
+            *_security(template),
+            *self._volumes(template),
+            *variables,
+        ]
 
     def _free_gpus(self, count: int) -> tuple[int, ...]:
         """Return the first GPUs of the node that no pod has, as NVIDIA's device plugin chooses."""

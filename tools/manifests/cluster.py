@@ -74,6 +74,8 @@ class Cluster:
     def apply(self, manifests: Manifests, file: Path) -> None:
         """Apply manifests, and replace what runs: routers by themselves, cells one by one.
 
+        Jobs run again, and first: pods wait for what they bring.
+
         Args:
             manifests: what to apply.
             file: that holds them.
@@ -85,7 +87,16 @@ class Cluster:
         for each in manifests.of_kind("Namespace"):
             self._apply("-", json.dumps(each))
         self._check_external(manifests)
+        jobs = [each["metadata"]["name"] for each in manifests.of_kind("Job")]
+        for name in jobs:
+            # One that is there cannot be changed. What it did stays done.
+            self._run(
+                *("delete", "job", name, "--namespace", self._namespace),
+                *("--ignore-not-found", "--wait"),
+            )
         self._apply(str(file))
+        for name in jobs:
+            self._await_job(name)
         for each in manifests.of_kind("Deployment"):
             name = each["metadata"]["name"]
             self._say(f"waiting for deployment {name}")
@@ -126,6 +137,21 @@ class Cluster:
             *("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", "--filename", file),
             text=text,
         )
+
+    def _await_job(self, name: str) -> None:
+        """Return when a Job has done its work. Its own deadline bounds the time."""
+        logs = f"kubectl -n {self._namespace} logs job/{name}"
+        self._say(f"waiting for job {name}: {logs} --follow")
+        while True:
+            said = self._run("get", "job", name, "--namespace", self._namespace, "--output=json")
+            conditions = json.loads(said).get("status", {}).get("conditions", [])
+            ended = {each["type"]: each for each in conditions if each["status"] == "True"}
+            if "Complete" in ended:
+                return
+            if failed := ended.get("Failed"):
+                why = failed.get("message") or failed.get("reason", "it says not why")
+                raise ManifestError(f"job {name} failed: {why}; {logs} has more")
+            time.sleep(POLL_S)
 
     # ---------------------------------------------------------------- cells
 

@@ -11,6 +11,7 @@ NAME_LABEL = "app.kubernetes.io/name"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 CELL_LABEL = "quire-cell"
 PICKER = "endpoint-picker"
+PULL = "pull"
 
 
 class ManifestError(Exception):
@@ -60,7 +61,7 @@ class PodTemplate:
 
     @property
     def command(self) -> str:
-        """The `quire` command that they run: "router", "scheduler" or "worker"."""
+        """The `quire` command that they run: "router", "scheduler", "worker" or "pull"."""
         return self.labels.get(NAME_LABEL, "").removeprefix("quire-")
 
     @property
@@ -88,6 +89,11 @@ class PodTemplate:
     def is_picker(self) -> bool:
         """Whether it picks the router of a request for a Gateway: a program of another project."""
         return self.command == PICKER
+
+    @property
+    def ends(self) -> bool:
+        """Whether its pods end by themselves when their work is done."""
+        return bool(self.owner["kind"] == "Job")
 
     @property
     def is_ray(self) -> bool:

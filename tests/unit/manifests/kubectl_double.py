@@ -2,7 +2,8 @@
 """A kubectl that keeps a cluster in a file, and a record of how it was called.
 
 Directory QUIRE_TEST_CLUSTER holds `cluster.json`, the state, and `calls.jsonl`. StatefulSets make
-pods at once, and again when those are deleted; pods are ready unless listed as `unready`.
+pods at once, and again when those are deleted; pods are ready unless listed as `unready`. Jobs
+cannot be changed, and end as `job_ends` says.
 """
 
 import hashlib
@@ -52,6 +53,8 @@ def apply(state: dict[str, Any], args: list[str]) -> None:
         name = each["metadata"]["name"]
         if each["kind"] == "Namespace":
             state["namespaces"].append(name)
+        if each["kind"] == "Job" and state["jobs"].setdefault(name, each) != each:
+            fail(f'The Job "{name}" is invalid: spec.template: field is immutable')
         if each["kind"] != "StatefulSet":
             continue
         each["metadata"]["generation"] = 1
@@ -70,6 +73,11 @@ def get(state: dict[str, Any], args: list[str]) -> None:
         items = [*state["sets"].values(), *state["pods"].values()]
         chosen = [each for each in items if each["metadata"]["labels"].get("quire-cell") == cell]
         print(json.dumps({"items": chosen}))
+    elif kind == "job":
+        # Of two questions, the second finds it ended.
+        asked = state["asked"] = state["asked"] + 1
+        end = {"type": state["job_ends"], "status": "True", "message": "no room"}
+        print(json.dumps({"status": {"conditions": [end] if asked % 2 == 0 else []}}))
     elif f"{kind}/{args[2]}" not in state["present"]:
         fail(f'Error from server (NotFound): "{args[2]}" not found')
 
@@ -95,6 +103,8 @@ def main() -> None:
             apply(state, args)
         case "get":
             get(state, args)
+        case "delete" if args[1] == "job":
+            state["jobs"].pop(args[2], None)
         case "delete":
             delete(state, args[2])
         case "rollout" | "wait":

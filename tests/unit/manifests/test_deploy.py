@@ -55,6 +55,8 @@ class Double:
 def double(tmp_path: Path, monkeypatch) -> Double:
     for overlay, tag in (("prod", "v1"), ("prod", "v2"), ("lws", "v1")):
         rendered(overlay, tag=tag)  # by the real one, and kept
+    for tag in ("v1", "v2"):
+        rendered("cpu", "model", "pull", tag=tag)
     command = tmp_path / "bin" / "kubectl"
     command.parent.mkdir()
     # Its own interpreter, whatever `python3` is on the path.
@@ -68,6 +70,9 @@ def double(tmp_path: Path, monkeypatch) -> Double:
         "namespaces": [],
         "sets": {},
         "pods": {},
+        "jobs": {},
+        "job_ends": "Complete",
+        "asked": 0,
     }
     (tmp_path / "cluster.json").write_text(json.dumps(state))
     monkeypatch.setenv("QUIRE_TEST_CLUSTER", str(tmp_path))
@@ -76,10 +81,10 @@ def double(tmp_path: Path, monkeypatch) -> Double:
     return Double(tmp_path)
 
 
-def apply(overlay: str, tag: str = "v1", timeout_s: float = 30) -> list[str]:
+def apply(overlay: str, *components: str, tag: str = "v1", timeout_s: float = 30) -> list[str]:
     """Apply an overlay; return the messages."""
     messages: list[str] = []
-    manifests = rendered(overlay, tag=tag)
+    manifests = rendered(overlay, *components, tag=tag)
     file = ROOT / write(manifests, Release(overlay, tag))
     cluster.Cluster("quire", messages.append, timeout_s).apply(manifests, file)
     return messages
@@ -155,6 +160,46 @@ def test_an_upgrade_that_does_not_come_up_stops_at_the_first_cell(double: Double
         "quire-worker-a-0",
         "quire-worker-a-1",
     }
+
+
+def test_the_version_before_comes_back_by_the_same_command(double: Double) -> None:
+    """A new version whose first cell does not come up, then the old one's tag."""
+    apply("prod")
+    double.set(unready=["quire-worker-a-1"])
+    with pytest.raises(ManifestError, match="the cells after it were not touched"):
+        apply("prod", tag="v2", timeout_s=0.5)
+    double.calls()
+    double.set(unready=[])
+    messages = apply("prod", tag="v1")
+    assert messages[1:] == [
+        "cell a: replacing quire-scheduler-a-0",
+        "cell a: replacing quire-worker-a-0",
+        "cell a: replacing quire-worker-a-1",
+        "cell a: waiting until it is ready",
+        "cell b: waiting until it is ready",
+    ]
+    images = {pod["spec"]["containers"][0]["image"] for pod in double.state["pods"].values()}
+    assert all(image.endswith(":v1") for image in images)
+
+
+def test_a_pull_runs_again_and_before_the_pods_that_read_the_model(double: Double) -> None:
+    waiting = "waiting for job quire-pull: kubectl -n quire logs job/quire-pull --follow"
+    for tag in ("v1", "v2"):
+        assert apply("cpu", "model", "pull", tag=tag)[:2] == [
+            waiting,
+            "waiting for deployment quire-router",
+        ]
+    assert double.state["jobs"].keys() == {"quire-pull"}
+
+
+def test_a_pull_that_fails_ends_the_deployment(double: Double) -> None:
+    double.set(job_ends="Failed")
+    with pytest.raises(ManifestError) as raised:
+        apply("cpu", "model", "pull")
+    assert str(raised.value) == (
+        "job quire-pull failed: no room; kubectl -n quire logs job/quire-pull has more"
+    )
+    assert not double.calls("rollout")
 
 
 @pytest.mark.parametrize(

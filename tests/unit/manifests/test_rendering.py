@@ -25,6 +25,7 @@ COMPONENTS = {
     "kuberay": ("ray",),
     "model": ("cpu", "model"),
     "mtls": ("cpu", "mtls"),
+    "pull": ("cpu", "model", "pull"),
     "servicemonitor": ("cpu", "servicemonitor"),
     "tracing": ("cpu", "tracing"),
 }

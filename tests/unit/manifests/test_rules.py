@@ -18,12 +18,14 @@ WORKER = "StatefulSet/quire-worker-a"
 RAY = "RayCluster/quire-ray"
 POOL = "InferencePool/quire"
 PICKER = "Deployment/quire-endpoint-picker"
+JOB = "Job/quire-pull"
 HEAD = "spec headGroupSpec template spec containers 1"
 OPTIONS = "ConfigMap/quire-options"
 POD = "spec template spec"
 MAIN = f"{POD} containers 0"
 PROFILE = "pod-security.kubernetes.io/enforce"
 ANY_PEER = {"ports": [{"port": 50052, "protocol": "TCP"}]}
+OF_PULL = "NetworkPolicy/quire-pull"
 OF_PICKER = "NetworkPolicy/quire-endpoint-picker"
 FROM_PICKER = "NetworkPolicy/quire-router-from-endpoint-picker"
 ROUTERS_AS_PICKER = {"name": "quire-router", "port": {"number": 50051}}
@@ -61,6 +63,7 @@ MONITORED, ROUTED = ("cpu", "servicemonitor"), ("cpu", "grpcroute")
 TRACED = ("cpu", "tracing")
 SCALED = ("cpu", "autoscaling/routers")
 POOLED = ("cpu", "inference-pool")
+PULLED = ("cpu", "model", "pull")
 
 MISTAKES = [
     # Security.
@@ -109,6 +112,8 @@ MISTAKES = [
     Mistake("update", WORKER, "spec updateStrategy type", "RollingUpdate"),
     Mistake("update", WORKER, "spec podManagementPolicy", "OrderedReady"),
     Mistake("update", ROUTER, "spec strategy rollingUpdate maxUnavailable", 1),
+    Mistake("update", JOB, "spec activeDeadlineSeconds", DELETE, PULLED),
+    Mistake("labels", JOB, f"{POD[:-5]} metadata labels app.kubernetes.io/name", "quire", PULLED),
     Mistake("budget", "PodDisruptionBudget/quire-router", "spec maxUnavailable", 0),
     Mistake("budget", "PodDisruptionBudget/quire-router", "", DELETE, found_at=ROUTER),
     Mistake(
@@ -187,6 +192,10 @@ MISTAKES = [
     Mistake("network", OF_PICKER, "spec egress 1", DELETE, POOLED, PICKER),
     Mistake("network", OF_PICKER, "spec egress 1 to", DELETE, POOLED, PICKER),
     Mistake("network", OF_PICKER, "spec ingress 0 ports 0 port", 9003, POOLED, PICKER),
+    Mistake("network", OF_PULL, "", DELETE, PULLED, JOB),
+    Mistake("network", OF_PULL, "spec egress 0 ports 0 port", 80, PULLED, JOB),
+    Mistake("network", OF_PULL, "spec egress 0 to", DELETE, PULLED, JOB),
+    Mistake("network", "NetworkPolicy/quire-dns", "", DELETE, PULLED, JOB),
     Mistake(
         "network", "NetworkPolicy/quire-scheduler-from-routers", "", DELETE, found_at=SCHEDULER
     ),
@@ -228,7 +237,12 @@ MISTAKES = [
     Mistake("reference", ROUTER, f"{MAIN} volumeMounts 1", DELETE),
     Mistake("reference", "Issuer/quire-authority", "spec ca secretName", "none", PROD),
     Mistake("reference", "Certificate/quire-router", "spec issuerRef name", "none", PROD),
+    Mistake("reference", "ConfigMap/quire-pull", "metadata name", "quire-pull", PULLED, JOB),
     # Options.
+    Mistake("arguments", JOB, f"{MAIN} args 0", "--model=$(MODEL)", PULLED),
+    Mistake("arguments", JOB, f"{MAIN} args 0", "$(MODEL_NAME)", PULLED),
+    Mistake("model", JOB, f"{MAIN} args 1", "/models", PULLED),
+    Mistake("model", JOB, f"{MAIN} volumeMounts 1 readOnly", True, PULLED),
     Mistake("service-links", ROUTER, f"{POD} enableServiceLinks", DELETE),
     Mistake("arguments", ROUTER, f"{MAIN} args 1", "--schedulers-dns=quire-cells:50052"),
     Mistake("arguments", ROUTER, f"{MAIN} args 3", "--port=grpc"),

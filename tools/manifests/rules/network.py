@@ -5,7 +5,7 @@ from itertools import product
 from urllib.parse import urlsplit
 
 from tools.manifests.environment import environment
-from tools.manifests.objects import Finding, Manifests, Object, PodTemplate, matches, where
+from tools.manifests.objects import PULL, Finding, Manifests, Object, PodTemplate, matches, where
 
 DNS_PORT = 53
 ADMIN_PORT = 9090
@@ -13,6 +13,7 @@ HTTP_PORT = 8000
 TRACES_PORT = 4317
 # Of the API server, by its Service and by itself.
 API_PORTS = (443, 6443)
+HUB_PORT = 443
 TRACES_OPTION = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # Of workers, from which ranks get the ports on which they meet.
 EPHEMERAL = (54000, 60999)
@@ -160,6 +161,8 @@ def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> 
     called = {DNS_PORT}
     if pod.is_picker:
         called |= set(API_PORTS)
+    if pod.command == PULL:
+        called.add(HUB_PORT)
     if endpoint := environment(manifests, pod, pod.main).get(TRACES_OPTION):
         called.add(urlsplit(endpoint).port or TRACES_PORT)
     permitted = set()
@@ -172,7 +175,8 @@ def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> 
                 advice = f"permit no egress at port {low}, but to Quire, DNS and its collector"
                 yield Finding(pod.where, "network", advice)
     for port in sorted(called - permitted):
-        yield Finding(pod.where, "network", f"permit egress to {_named(port)}, port {port}")
+        advice = f"permit egress to {_named(pod, port)}, port {port}"
+        yield Finding(pod.where, "network", advice)
     open_to_all = {ADMIN_PORT}
     if pod.command == "router" or pod.is_picker:
         open_to_all |= {pod.ports.get("grpc", 0), pod.ports.get("http", 0)}
@@ -185,8 +189,10 @@ def _outside(manifests: Manifests, policies: list[Object], pod: PodTemplate) -> 
                 yield Finding(pod.where, "network", advice)
 
 
-def _named(port: int) -> str:
-    """Return who is called at a port outside."""
+def _named(pod: PodTemplate, port: int) -> str:
+    """Return whom a pod calls at a port outside."""
+    if pod.command == PULL and port == HUB_PORT:
+        return "the hub"
     if port in API_PORTS:
         return "the API server"
     return "DNS" if port == DNS_PORT else "the collector of traces"

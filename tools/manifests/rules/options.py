@@ -54,9 +54,10 @@ def parse(command: str, args: list[str], values: dict[str, str]) -> dict[str, An
             command, list(args), auto_envvar_prefix=f"QUIRE_{command.upper()}"
         )
     params: dict[str, Any] = context.params
+    # Numbers are texts until a command reads them; one that has none reads nothing.
+    read = getattr(context.command.callback, "read_options", dict)
     try:
-        # Numbers are texts until a command reads them.
-        params |= context.command.callback.read_options(params)
+        params |= read(params)
     except ConfigError as error:
         raise UsageError(error.message) from None
     return params
@@ -81,6 +82,9 @@ def _pod(manifests: Manifests, pod: PodTemplate, ordinal: int) -> Iterator[tuple
     except UsageError as error:
         yield "arguments", f"quire {command} refuses them: {error.format_message()}"
         return
+    if pod.ends:
+        yield from _target(pod, options)
+        return
     yield from _ports(pod, options, SERVE_PORTS if command == "serve" else PORTS)
     yield from _times(pod, options)
     yield from _hosts(manifests, pod, options)
@@ -104,6 +108,17 @@ def _variables(values: dict[str, str]) -> Iterator[tuple[str, str]]:
     for name in sorted(values):
         if name.startswith("QUIRE_") and name not in known:
             yield "variables", f"{name} is no option: nothing reads it"
+
+
+def _target(pod: PodTemplate, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    directory = str(options["directory"])
+    writable = [
+        mount["mountPath"]
+        for mount in pod.main.get("volumeMounts", [])
+        if not mount.get("readOnly")
+    ]
+    if directory not in writable:
+        yield "model", f"mount a volume that can be written at {directory}"
 
 
 def _ports(

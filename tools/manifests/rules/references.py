@@ -7,7 +7,8 @@ from tools.manifests.objects import Finding, Manifests, Object, PodTemplate, whe
 
 EXTERNAL: dict[tuple[str, str], str] = {
     ("PersistentVolumeClaim", "quire-model"): (
-        "a claim of this name, ReadOnlyMany, on a volume with the model directory at its root"
+        "a claim of this name, ReadOnlyMany, on a volume with the model directory at its root; "
+        "ReadWriteMany for the component pull, which puts it there"
     ),
     ("Secret", "quire-api-keys"): (
         "quire keys add NAME --file keys.jsonl && "

@@ -9,6 +9,7 @@ from tools.manifests.objects import (
     NAME_LABEL,
     PART_OF_LABEL,
     PICKER,
+    PULL,
     Finding,
     Manifests,
     Object,
@@ -39,8 +40,9 @@ def check_workloads(manifests: Manifests) -> Iterator[Finding]:
 
 
 def _labels(pod: PodTemplate) -> Iterator[tuple[str, str]]:
-    if pod.command not in (*COMMANDS, PICKER):
-        yield "labels", f"label its pods {NAME_LABEL}: quire-router, -scheduler or -worker"
+    if pod.command not in ((PULL,) if pod.ends else (*COMMANDS, PICKER)):
+        named = f"quire-{PULL}" if pod.ends else "quire-router, -scheduler or -worker"
+        yield "labels", f"label its pods {NAME_LABEL}: {named}"
     if pod.labels.get(PART_OF_LABEL) != "quire":
         yield "labels", f"label its pods {PART_OF_LABEL}: quire"
     if pod.owner["kind"] not in ("Deployment", "StatefulSet"):
@@ -63,8 +65,8 @@ def _containers(pod: PodTemplate) -> Iterator[tuple[str, str]]:
                 yield "resources", f"{name}: request {kind}"
         if "memory" not in resources.get("limits", {}):
             yield "resources", f"{name}: limit memory"
-        if name != "quire":
-            continue  # has ways of its own to say how it is
+        if name != "quire" or pod.ends:
+            continue  # has ways of its own to say how it is, or says so by its end
         ports = {port.get("name"): port["containerPort"] for port in container.get("ports", [])}
         for probe, path in PROBES.items():
             yield from _probe(container, probe, path, ports)
@@ -119,6 +121,8 @@ def _update(owner: Object) -> Iterator[tuple[str, str]]:
         rolling = spec.get("strategy", {}).get("rollingUpdate", {})
         if rolling.get("maxUnavailable") != 0:
             yield "update", "set maxUnavailable: 0: the next router is there before one goes"
+    if owner["kind"] == "Job" and "activeDeadlineSeconds" not in spec:
+        yield "update", "set activeDeadlineSeconds: a deployment waits for its end"
 
 
 def _budgets(manifests: Manifests) -> Iterator[Finding]:
@@ -132,6 +136,8 @@ def _budgets(manifests: Manifests) -> Iterator[Finding]:
                 where(budget), "budget", "set maxUnavailable: 1, or nodes cannot be emptied"
             )
     for pod in manifests.pods:
+        if pod.ends:
+            continue  # and begins again elsewhere
         count = sum(matches(budget["spec"]["selector"], pod.labels) for budget in budgets)
         if count != 1:
             yield Finding(
