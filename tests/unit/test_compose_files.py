@@ -13,7 +13,10 @@ from launch.cli.main import app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
-FILES = ("compose.yaml", "compose.join.yaml", "compose.gpu.yaml", "compose.monitoring.yaml")
+FILES = (
+    *("compose.yaml", "compose.join.yaml", "compose.gpu.yaml", "compose.monitoring.yaml"),
+    "compose.pull.yaml",
+)
 
 
 def example() -> dict[str, str]:
@@ -31,7 +34,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 def test_the_example_lists_every_variable_with_its_default() -> None:
-    used = dict(VARIABLE.findall((DEPLOY / "compose.yaml").read_text()))
+    used: dict[str, str] = {}
+    for name in ("compose.yaml", "compose.pull.yaml"):
+        used |= VARIABLE.findall((DEPLOY / name).read_text())
     # The project's name is compose's own variable; compose.join.yaml has the name of its network.
     assert example() == {**used, "COMPOSE_PROJECT_NAME": "quire"}
     assert load("compose.join.yaml")["networks"]["routers"]["name"] == "quire_back"
@@ -54,6 +59,15 @@ def test_every_option_is_one_of_the_command(service: str) -> None:
     arguments = shlex.split(load("compose.yaml")["services"][service]["command"])
     # Raises if it does not know an option, or a value is not of its type.
     command.make_context(service, arguments)
+
+
+def test_a_pull_is_as_confined_as_the_services() -> None:
+    pull, worker = load("compose.pull.yaml")["services"]["pull"], load("compose.yaml")["services"]
+    for key in ("user", "read_only", "cap_drop", "security_opt", "tmpfs", "pids_limit", "image"):
+        assert pull[key] == worker["worker-0"][key], key
+    command: Any = typer.main.get_command(app)
+    assert pull["entrypoint"] == ["quire", "pull"]
+    command.commands["pull"].make_context("pull", list(pull["command"]))
 
 
 def test_nothing_is_published_but_routers_on_the_loopback() -> None:
