@@ -178,6 +178,10 @@ class Stack:
         if wait:
             self.wait_healthy()
 
+    def change_images(self, tag: str) -> None:
+        """Replace every container by one of the images of this tag, as an upgrade does."""
+        self.compose("up", "-d", settings=self._settings | {"IMAGE_TAG": tag})
+
     def scale_routers(self, number: int) -> None:
         """Have one router or two, the second at the next port; return when they are healthy."""
         more = number - 1
