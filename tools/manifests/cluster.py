@@ -74,7 +74,7 @@ class Cluster:
     def apply(self, manifests: Manifests, file: Path) -> None:
         """Apply manifests, and replace what runs: routers by themselves, cells one by one.
 
-        Jobs run again, and first: pods wait for what they bring.
+        Jobs run again. Their ends are waited for first: pods come up with what they bring.
 
         Args:
             manifests: what to apply.
