@@ -1,40 +1,31 @@
 """The offline API: a list of prompts in, a list of outputs out. Names and shapes are vLLM's."""
 
-import json
 import os
-import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from launch import llm_requests, llm_vectors
-from launch.cluster.config import ClusterConfig, embedded_model
+from launch.cluster.config import ClusterConfig
 from launch.extras import require
 from launch.keywords import documents_keywords
+from launch.llm_cluster import close_quietly, config_of, source_of, start_cluster
 from launch.llm_requests import Conversation, rendered
-from launch.model_source import ModelSource
 from launch.vllm.keywords import translate
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError
 from quire.contract.pooling_params import NORMALIZED, PoolingParams
-from quire.contract.request_outputs import (
-    BeamSearchOutput,
-    BeamSearchSequence,
-    CompletionOutput,
-    RequestOutput,
-)
+from quire.contract.request_outputs import BeamSearchOutput, RequestOutput
 from quire.contract.sampling_params import (
     FILLED_IN,
     MAX_SEED,
     BeamSearchParams,
     SamplingParams,
 )
-from quire.gguf_file import is_model
 from quire.sdk.calls import EmbedOptions, Messages, TemplateOptions
 from quire.sdk.client import AsyncClient, Client
 from quire.sdk.progress import progress_bar
@@ -45,12 +36,6 @@ if TYPE_CHECKING:
 
     from launch.cluster.thread import ClusterThread
     from launch.engine import LLMEngine
-
-
-def _start_cluster(config: ClusterConfig) -> "ClusterThread":
-    from launch.cluster.thread import ClusterThread
-
-    return ClusterThread(config)
 
 
 @documents_keywords(ClusterConfig, EngineKeywords)
@@ -116,28 +101,10 @@ class LLM:
         self._cluster: ClusterThread | None = None
         if target is None:
             require("LLM", "router", "worker", bring="all")
-            if hf_overrides is not None and not isinstance(hf_overrides, Mapping):
-                raise ConfigError(f"hf_overrides: must be a mapping, got {hf_overrides!r}")
-            source = ModelSource(
-                revision=revision,
-                download_dir=None if download_dir is None else Path(download_dir),
-                tokenizer=None if tokenizer is None else str(tokenizer),
-                tokenizer_revision=tokenizer_revision,
-                hf_overrides=json.dumps(dict(hf_overrides)) if hf_overrides else "",
-            )
-            self._model = embedded_model() if model is None else source.path_of(model)
-            if model is not None and not is_model(Path(model)):
-                # A directory of the cache has the name of a commit.
-                options.setdefault("served_model_name", str(model))
-            self._cluster = _start_cluster(
-                ClusterConfig(
-                    model=self._model,
-                    port=None,
-                    grpc_port=0,
-                    tls_dir=None if tls_dir is None else str(tls_dir),
-                    **options,
-                )
-            )
+            source = source_of(revision, download_dir, tokenizer, tokenizer_revision, hf_overrides)
+            config = config_of(model, source, tls_dir, options)
+            self._model = config.model
+            self._cluster = start_cluster(config)
             target = self._cluster.address
         self.target = target
         self._tls_dir, self._api_key = tls_dir, api_key
@@ -146,7 +113,7 @@ class LLM:
         # Also when this process ends without `close`, before its threads are stopped in mid-air.
         self.engines: weakref.WeakSet[LLMEngine] = weakref.WeakSet()
         self._at_end = weakref.finalize(
-            self, _close_quietly, self.engines, self._client, self._cluster
+            self, close_quietly, self.engines, self._client, self._cluster
         )
 
     def _connect(self) -> Client:
@@ -333,19 +300,7 @@ class LLM:
             UnavailableError: as for `generate`.
         """
         found = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
-        return [
-            BeamSearchOutput(tuple(self._beam(request, each) for each in request.outputs))
-            for request in found
-        ]
-
-    def _beam(self, request: RequestOutput, output: CompletionOutput) -> BeamSearchSequence:
-        tokens = request.prompt_token_ids + output.token_ids
-        return BeamSearchSequence(
-            tokens=tokens,
-            text=self._client.detokenize(tokens),
-            cum_logprob=output.cumulative_logprob or 0.0,
-            finish_reason=output.finish_reason or "",
-        )
+        return [llm_requests.beams_of(self._client, each) for each in found]
 
     def embed(
         self,
@@ -427,19 +382,3 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _close_quietly(
-    engines: "Iterable[LLMEngine]", client: Client, cluster: "ClusterThread | None"
-) -> None:
-    """Disconnect, and stop a cluster that nobody uses any more; say nothing of what fails."""
-    if not threading.main_thread().is_alive():  # and not since the object has gone
-        llm_requests.exiting.set()
-    for engine in list(engines):
-        with suppress(Exception):
-            engine.end_requests()
-    with suppress(Exception):
-        client.close()
-    if cluster is not None:
-        with suppress(Exception):
-            cluster.stop()

@@ -10,7 +10,13 @@ from typing import cast
 from launch.extras import require
 from quire.contract.errors import ConfigError, OverloadedError, QuireError
 from quire.contract.outputs import Completion, FinishReason, TokenLogprobs
-from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOutput
+from quire.contract.request_outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+)
 from quire.contract.sampling_params import SamplingParams
 from quire.sdk.calls import ChatOptions, Messages, TemplateOptions, chat_input
 from quire.sdk.client import Client
@@ -224,3 +230,18 @@ def _completion_output(completion: Completion, params: SamplingParams) -> Comple
         reasoning=completion.reasoning,
         tool_calls=completion.tool_calls,
     )
+
+
+def beams_of(client: Client, request: RequestOutput) -> BeamSearchOutput:
+    """Return the beams that a request ended with, each with its prompt, as vLLM shows them."""
+
+    def beam(output: CompletionOutput) -> BeamSearchSequence:
+        tokens = request.prompt_token_ids + output.token_ids
+        return BeamSearchSequence(
+            tokens=tokens,
+            text=client.detokenize(tokens),
+            cum_logprob=output.cumulative_logprob or 0.0,
+            finish_reason=output.finish_reason or "",
+        )
+
+    return BeamSearchOutput(tuple(beam(each) for each in request.outputs))
