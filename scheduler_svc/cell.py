@@ -1,7 +1,6 @@
 """What a scheduler serves once its workers are formed: the model, its requests, its blocks."""
 
 import random
-import sys
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -15,18 +14,16 @@ from quire.contract.errors import (
     QuarantinedError,
 )
 from quire.contract.outputs import CellState, FinishReason
-from quire.contract.sampling_params import SamplingParams
 from quire.contract.sessions import Queued, Refused, StepOutputs, Submission, Suspected
 from quire.contract.steps import SchedulerOutputs
 from quire.observe.log import get_logger
 from scheduler_svc.blocks.manager import BlockSpaceManager
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.counters import Counters
+from scheduler_svc.deadlines import EXPIRED, Deadlines
 from scheduler_svc.policy.admission import check_model, check_queue, draw_seed
-from scheduler_svc.policy.first_token_times import FirstTokenTimes, Prediction
-from scheduler_svc.policy.group_queue import queue_order
 from scheduler_svc.policy.outstanding import outstanding_tokens
-from scheduler_svc.policy.progress import Phase, Progress
+from scheduler_svc.policy.progress import Progress
 from scheduler_svc.policy.quotas import QuotaKeeper
 from scheduler_svc.policy.scheduler import Scheduler
 from scheduler_svc.policy.trials import QUARANTINED
@@ -36,10 +33,6 @@ from scheduler_svc.traces import Traces
 from scheduler_svc.workers.adoption import CacheContents
 from scheduler_svc.workers.executed_step import ExecutedStep
 from scheduler_svc.workers.formation import FormedWorkers
-
-# The phases of a request that ran from its start to its end.
-UNDISTURBED = (Phase.QUEUED, Phase.PREFILL, Phase.DECODE)
-EXPIRED = "deadline: must be in the future, got one that has passed"
 
 log = get_logger()
 
@@ -64,7 +57,7 @@ class Cell:
         blocks: of the workers' cache.
         scheduler: decides what each step computes.
         counters: what the cell has done so far.
-        first_token_times: predicts them, to refuse what would be late.
+        deadlines: predicts times to the first token, and refuses what would be late.
         quotas: what API keys have left here.
     """
 
@@ -94,11 +87,8 @@ class Cell:
         self.scheduler.preemption_costs.block_us = formed.swap_block_us
         self._kv_cache_bytes = formed.cache_bytes
         self.counters = Counters()
-        self.first_token_times = FirstTokenTimes(config.max_num_batched_tokens)
+        self.deadlines = Deadlines(config, self.scheduler.queues)
         self.quotas = QuotaKeeper(self.scheduler.queues)
-        # In seconds, by group.
-        self._predicted: dict[int, float] = {}
-        self._priority_ageing_s = config.priority_ageing_s
         self._max_num_seqs = config.max_num_seqs
         self._max_waiting = config.max_waiting
         self._max_waiting_tokens = config.max_waiting_tokens
@@ -119,7 +109,7 @@ class Cell:
         try:
             self._check(session, submission)
             self.quotas.check(submission, now)
-            predicted_s = self._check_deadline(submission, now)
+            predicted_s = self.deadlines.check(submission, now)
             seeded = replace(submission, sampling_params=replace(params, seed=seed))
             group_id, progress = self.scheduler.add(seeded, now)
         except (
@@ -141,7 +131,7 @@ class Cell:
         self._routes.add(group_id, session, submission.request_number, deadline_s)
         # Nothing was predicted of what begins with more than its prompt.
         if not (progress.ended_group_ids or submission.was_queued or submission.outputs):
-            self._predicted[group_id] = predicted_s
+            self.deadlines.expect(group_id, predicted_s)
         self._routes.send(progress)
 
     def _check(self, session: RouterSession, submission: Submission) -> None:
@@ -162,31 +152,6 @@ class Cell:
             self._max_waiting_tokens,
         )
         check_model(submission, self.model)
-
-    def _check_deadline(self, submission: Submission, now: float) -> float:
-        """Return the predicted time to the first token, in seconds; 0 if it cannot be predicted.
-
-        Raises:
-            DeadlineExceededError: the deadline has passed.
-            UnreachableDeadlineError: the request would not have a token by then.
-        """
-        queues, times = self.scheduler.queues, self.first_token_times
-        num_tokens = len(submission.prompt_token_ids)
-        order = queue_order(now, submission.priority, self._priority_ageing_s, sys.maxsize)
-        num_ahead = queues.waiting.num_ahead(submission.tenant, submission.tenant_weight, order)
-        num_running = queues.num_running_seqs
-        predicted_s = times.predict(num_tokens, num_ahead, num_running)
-        if submission.deadline_ms is not None:
-            if not submission.deadline_ms:
-                raise DeadlineExceededError(EXPIRED)
-            params = submission.sampling_params
-            # With nothing before it, only its own first token would show a prediction to be wrong.
-            is_next = not num_ahead and num_running + params.width <= self._max_num_seqs
-            # What has begun elsewhere goes on as long as it can.
-            if not (is_next or submission.was_queued or submission.outputs):
-                prediction = times.prediction(predicted_s, params, num_running, now)
-                prediction.check(1e-3 * submission.deadline_ms)
-        return predicted_s
 
     def cancel(self, session: RouterSession, request_numbers: Iterable[int]) -> None:
         """Abort requests and send the session their ends; no effect on those that have ended."""
@@ -213,7 +178,7 @@ class Cell:
         if group_time is not None:
             self._traces.record_end(group_id, group_time, FinishReason.STOP.value)
             self._routes.remove(group_id)
-            self._predicted.pop(group_id, None)
+            self.deadlines.forget(group_id)
 
     def abort_all(self, session: RouterSession) -> None:
         """Abort all requests of a session; nothing is sent."""
@@ -224,7 +189,7 @@ class Cell:
         group_time = self.scheduler.abort(group_id, time.monotonic())
         self._traces.record_end(group_id, group_time, FinishReason.ABORT.value)
         self._routes.remove(group_id)
-        self._predicted.pop(group_id, None)
+        self.deadlines.forget(group_id)
 
     def _expire(self) -> None:
         """Abort the requests whose deadline has passed, so that they cost no further step."""
@@ -264,7 +229,7 @@ class Cell:
         self._traces.record_progress(progress)
         self.counters.count_step(executed, len(progress.token_ids))
         self.counters.count_ends(progress)
-        self._observe_times(executed, progress)
+        self.deadlines.observe(executed, progress, time.monotonic())
         costs, result = self.scheduler.preemption_costs, executed.result
         costs.observe_step(executed.num_tokens, result.model_us)
         speculation, num_drafted = self.scheduler.speculation, result.num_draft_tokens
@@ -276,16 +241,6 @@ class Cell:
         if executed.num_swapped_blocks:
             costs.observe_swap(executed.num_swapped_blocks, result.swap_us)
         return progress
-
-    def _observe_times(self, executed: ExecutedStep, progress: Progress) -> None:
-        queues, times = self.scheduler.queues, self.first_token_times
-        times.observe_step(executed.num_tokens, executed.elapsed_us, queues, time.monotonic())
-        for group_id in progress.ended_group_ids:
-            predicted_s = self._predicted.pop(group_id, 0.0)
-            intervals = progress.times[group_id].intervals
-            if predicted_s and tuple(each.phase for each in intervals) == UNDISTURBED:
-                came_s = intervals[1].end_s
-                times.observe_first_token(predicted_s, came_s - intervals[0].start_s, came_s)
 
     def send_outputs(self) -> None:
         """Send the sessions what the last step brought."""
@@ -344,12 +299,6 @@ class Cell:
             log.info("cache_adopted", adopted=num_adopted, offered=contents.num_offered)
 
     # ---------------------------------------------------------------- state
-
-    def predict_first_token(self) -> Prediction:
-        """Return what a request of one token may expect that comes now."""
-        queues, times = self.scheduler.queues, self.first_token_times
-        predicted_s = times.predict(1, len(queues.waiting), queues.num_running_seqs)
-        return times.prediction(predicted_s, SamplingParams(), 0, time.monotonic())
 
     @property
     def num_unfinished(self) -> int:

@@ -1,5 +1,6 @@
 """Metrics of a scheduler, read from its counters and its state when Prometheus asks."""
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
@@ -74,7 +75,7 @@ class SchedulerCollector(Collector):
                 dict(driver.cell.quotas.num_refused),
                 ("key", "quota"),
             )
-            predicted = driver.cell.predict_first_token()
+            predicted = driver.cell.deadlines.predict_first_token(time.monotonic())
             yield gauge(
                 "quire_scheduler_predicted_first_token_seconds",
                 "Predicted time to the first token of a short prompt that comes now.",

@@ -147,7 +147,7 @@ def test_only_requests_that_ran_undisturbed_correct_predictions(
     served.submit()
     if disturbance != "unmeasured":
         served.run()
-    served.cell.first_token_times._outcomes.clear()
+    served.cell.deadlines.times._outcomes.clear()
     served.submit(was_queued=disturbance == "moved")
     served.step()
     if disturbance == "preempted":
@@ -158,4 +158,4 @@ def test_only_requests_that_ran_undisturbed_correct_predictions(
         served.model.sequences.clear()
         served.cell.take_workers(FormedWorkers(epoch=2, model=FAKE_MODEL, num_blocks=64))
     served.run()
-    assert len(served.cell.first_token_times._outcomes) == (not disturbance)
+    assert len(served.cell.deadlines.times._outcomes) == (not disturbance)
