@@ -24,6 +24,7 @@ from quire.contract.workers import (
 from quire.observe.log import get_logger
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.workers.adoption import CacheContents, common_cache, common_contents
+from scheduler_svc.workers.alike import check_gpus, described_as, is_same
 from scheduler_svc.workers.client import WorkerClient, on_all
 from scheduler_svc.workers.patience import Patience
 from scheduler_svc.workers.roster import Roster
@@ -148,13 +149,13 @@ class Formation:
         elif (
             digest != self._formed.checkpoint_digest
             or self._loaded_model is None
-            or not _is_same(loaded, self._loaded_model)
+            or not is_same(loaded, self._loaded_model)
         ):
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
         else:
             # Not profiled again: a survivor's cache would count as used memory, and routers
             # already have the limits.
-            model = _described_as(loaded, self._formed.model)
+            model = described_as(loaded, self._formed.model)
             formed = replace(self._formed, epoch=epoch, model=model)
         spec = CacheSpec(formed.num_blocks, self._config, keeps_contents=kept is not None)
         caches = await on_all(self.workers, lambda worker: worker.init_cache(epoch, spec))
@@ -219,7 +220,7 @@ class Formation:
                 device=description.device,
                 isa=description.isa,
             )
-        _check_gpus(descriptions)
+        check_gpus(descriptions)
         are_cpus = all(description.device == "cpu" for description in descriptions)
         self._is_invariant = self._config.invariant or are_cpus
         if self._config.draft_model and not self._is_invariant:
@@ -284,8 +285,10 @@ class Formation:
 
         first, *others = await on_all(self.workers, load)
         for worker, response in zip(self.workers[1:], others, strict=True):
-            is_same = _is_same(response.model, first.model)
-            if not is_same or response.checkpoint_digest != first.checkpoint_digest:
+            if (
+                not is_same(response.model, first.model)
+                or response.checkpoint_digest != first.checkpoint_digest
+            ):
                 raise ModelLoadError(
                     f"workers {self.workers[0].address} and {worker.address} have different models "
                     f"at {config.model}: all ranks must be given the same directory"
@@ -336,8 +339,7 @@ class Formation:
                 f"got {numerics_id or 'none'}: tokens would change"
             )
         same_length = replace(loaded, max_model_len=predecessor.model.max_model_len)
-        is_same = _is_same(same_length, predecessor.model)
-        if not is_same or digest != predecessor.checkpoint_digest:
+        if not is_same(same_length, predecessor.model) or digest != predecessor.checkpoint_digest:
             raise ModelLoadError(f"model {self._config.model} changed while it was served")
 
     def _fit_model_len(self, model: ModelInfo, num_blocks: int) -> ModelInfo:
@@ -364,38 +366,3 @@ class Formation:
             )
         log.warning("max_model_len_clamped", model=model.max_model_len, cache=num_slots)
         return replace(model, max_model_len=num_slots)
-
-
-def _described_as(loaded: ModelInfo, model: ModelInfo) -> ModelInfo:
-    """Return a model with all that `_is_same` leaves open as workers that loaded it report it."""
-    return replace(
-        model,
-        text_id=loaded.text_id,
-        embedding_size=loaded.embedding_size,
-        is_matryoshka=loaded.is_matryoshka,
-        matryoshka_dimensions=loaded.matryoshka_dimensions,
-    )
-
-
-def _check_gpus(descriptions: Sequence[WorkerDescription]) -> None:
-    """Check that all ranks plan steps alike: they capture the same ones, or wait for each other.
-
-    Raises:
-        ConfigError: their GPUs are of several kinds.
-    """
-    ranks = {description.gpu: rank for rank, description in enumerate(descriptions)}
-    if len(ranks) > 1:
-        found = " and ".join(f"{gpu or 'a CPU'} (rank {rank})" for gpu, rank in ranks.items())
-        raise ConfigError(f"workers: must have GPUs of one kind, got {found}")
-
-
-def _is_same(model: ModelInfo, before: ModelInfo) -> bool:
-    """Return whether workers go on with the model that others, or another rank, have loaded.
-
-    Files of the tokenizer are the routers' affair, and workers of an earlier release report nothing
-    of vectors: during an upgrade, or one that is taken back, they meet later ones.
-    """
-    others: dict[str, Any] = {"text_id": ""}
-    if not (model.embedding_size and before.embedding_size):
-        others |= {"embedding_size": 0, "is_matryoshka": False, "matryoshka_dimensions": ()}
-    return replace(model, **others) == replace(before, **others)
