@@ -79,8 +79,10 @@ def start_cluster(config: ClusterConfig) -> "ClusterThread":
         ConfigError: it cannot start; one line that says why.
         UnavailableError: a service died without a word.
     """
+    from launch import preflight
     from launch.cluster.thread import ClusterThread
 
+    preflight.check(config)
     return ClusterThread(config)
 
 

@@ -4,23 +4,11 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from launch.cluster.config import ClusterConfig, LauncherName
-from launch.weight_files import stored_tensors
+from launch.model_check import check_model
 from quire.contract.addresses import bare_host, join_address
-from quire.contract.engine_options import GIB
 from quire.contract.errors import ConfigError
-
-# Of an element, by the names of safetensors.
-_BYTES = {
-    **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1},
-    **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
-}
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# Of 16 bits, what a weight takes; layers that stay as they are make it a little more.
-_SHARES = {"w8a8": 0.5, "w8": 0.5, "w4": 0.25}
 
 
 def check(config: ClusterConfig) -> None:
@@ -30,54 +18,8 @@ def check(config: ClusterConfig) -> None:
         ConfigError: it cannot; names the option, and what to do.
     """
     check_ports(config)
-    if config.launcher == LauncherName.LOCAL and config.load_format != "dummy":
-        check_weights(config)
-
-
-def check_weights(config: ClusterConfig) -> None:
-    """Check that a model's files are whole, of known types, and fit the memory that is free.
-
-    Raises:
-        ConfigError: they are not, or do not; names file or tensor, and what to do.
-    """
-    if not (config.model / "config.json").is_file():
-        return  # a GGUF file, whose head says more than is read here
-    num_bytes = 0.0
-    for tensor in stored_tensors(config.model):
-        if tensor.dtype not in _BYTES:
-            raise ConfigError(
-                f"model: tensor {tensor.name} must be of one of {', '.join(_BYTES)}, "
-                f"got {tensor.dtype}"
-            )
-        stored, wanted = _BYTES[tensor.dtype], _BYTES.get(_DTYPES.get(config.dtype, ""), 0)
-        is_float = tensor.dtype in _FLOATS
-        num_bytes += tensor.num_bytes * (wanted / stored if is_float and wanted else 1)
-    num_bytes *= _SHARES.get(config.quantization, 1.0)
-    free = free_memory_bytes()
-    if on_cpu(config.device) and free is not None and num_bytes > free:
-        raise ConfigError(
-            f"model: must fit the memory that is free, {free / GIB:.1f} GiB, got "
-            f"{num_bytes / GIB:.1f} GiB of weights; --quantization w8 or w4 holds them in less"
-        )
-
-
-def on_cpu(device: str) -> bool:
-    """Return whether workers compute on the CPU, as far as that shows without asking CUDA."""
-    return device == "cpu" or (device == "auto" and not any(Path("/dev").glob("nvidia[0-9]*")))
-
-
-def free_memory_bytes() -> int | None:
-    """Return the memory that can be had, within the limit of a container; None if none tells."""
-    found = []
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        [line] = (each for each in lines if each.startswith("MemAvailable:"))
-        found.append(1024 * int(line.split()[1]))
-    with suppress(OSError, ValueError):
-        cgroup = Path("/sys/fs/cgroup")
-        limit = int((cgroup / "memory.max").read_text())
-        found.append(limit - int((cgroup / "memory.current").read_text()))
-    return min(found, default=None)
+    if config.launcher == LauncherName.LOCAL:
+        check_model(config)
 
 
 def check_ports(config: ClusterConfig) -> None:

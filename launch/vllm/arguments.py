@@ -115,7 +115,11 @@ def _of_file(path: Path) -> list[str]:
 
     try:
         options = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"config: must be a YAML file that can be read, got {path}: {error.strerror}"
+        ) from None
+    except (ValueError, yaml.YAMLError) as error:
         why = str(error).partition("\n")[0]
         raise ConfigError(f"config: must be a YAML file of options, got {path}: {why}") from None
     if not isinstance(options, dict):

@@ -152,8 +152,8 @@ def test_three_ranks_cannot_share_it_and_one_line_says_why(model: Path) -> None:
     )
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
-        "error: tensor_parallel_size: must divide 8, since the 576 input features of o_proj are "
-        "added up in as many parts, got 3"
+        "error: tensor_parallel_size: must divide 8, since each sum is added up in at most as many "
+        "parts, got 3"
     ]
     assert done.returncode == 1
 

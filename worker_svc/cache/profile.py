@@ -210,7 +210,8 @@ def choose_swap_space_bytes(asked: int | None) -> int:
         return min(int(free * SWAP_SHARE_OF_FREE_MEMORY), MAX_DEFAULT_SWAP_BYTES)
     if asked > free:
         raise ConfigError(
-            f"swap_space: must be at most the free memory, {free} bytes, got {asked} bytes"
+            f"swap_space: must be at most the free memory, {free / GIB:.1f} GiB, "
+            f"got {asked / GIB:g} GiB"
         )
     return asked
 

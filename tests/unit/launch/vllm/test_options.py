@@ -32,7 +32,7 @@ TYPED = {
     "kv-cache-dtype": "auto",
     "kv-cache-memory-bytes": "1G",
     "load-format": "auto",
-    "max-model-len": "8k",
+    "max-model-len": "1k",  # as long as the demo model's
     "max-num-batched-tokens": "4K",
     "model": None,
     "port": "8001",
