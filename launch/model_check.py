@@ -76,7 +76,7 @@ def on_cpu(device: str) -> bool:
 
 
 def _free_bytes() -> int | None:
-    """Return the memory that can be had here; None if nothing tells."""
+    """Return the free memory of this machine, in bytes; None if it does not report it."""
     with suppress(ConfigError):
         return available_memory_bytes()
     return None
@@ -165,7 +165,7 @@ def _check_length(longest: int | None, asked: int | None) -> None:
 
 
 def _check_memory(config: ClusterConfig, free: int) -> None:
-    """Check that the host has the memory that workers are told to take.
+    """Check that caches and swap space of all workers fit the free memory of this machine.
 
     Raises:
         ConfigError: it has not.
