@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from launch.cluster.config import ClusterConfig
 from quire.contract.engine_options import GIB, EngineKeywords
 from quire.contract.errors import ConfigError
 
@@ -27,12 +28,13 @@ class CacheConfig:
 
     Attributes:
         block_size: tokens of a block.
-        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache.
+        gpu_memory_utilization: share of a GPU's memory for weights, activations and cache; None for
+            0.9, and on CPUs for a share of what is free.
         swap_space_bytes: host memory for preempted requests; None for a share of what is free.
     """
 
     block_size: int
-    gpu_memory_utilization: float
+    gpu_memory_utilization: float | None
     swap_space_bytes: int | None
 
 
@@ -62,7 +64,7 @@ class SchedulerConfig:
 class EngineArgs:
     """Arguments of an engine: those of vLLM 0.1.2 in its order, and the keywords of `LLM`.
 
-    What is not given is left to `LLM`, whose defaults are those of `quire serve`.
+    What is not given is left to `LLM`. Defaults are those of `quire serve`: its options know them.
 
     Attributes:
         given: by name.
@@ -74,16 +76,16 @@ class EngineArgs:
     download_dir: str | Path | None = None
     use_np_weights: bool = False
     use_dummy_weights: bool = False
-    dtype: str = "auto"
+    dtype: str = ClusterConfig.dtype
     seed: int | None = None
     worker_use_ray: bool = False
     pipeline_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    block_size: int = 16
-    swap_space: float | None = None
-    gpu_memory_utilization: float = 0.9
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
+    tensor_parallel_size: int = ClusterConfig.tensor_parallel_size
+    block_size: int = ClusterConfig.block_size
+    swap_space: float | None = ClusterConfig.swap_space
+    gpu_memory_utilization: float | None = ClusterConfig.gpu_memory_utilization
+    max_num_batched_tokens: int = ClusterConfig.max_num_batched_tokens
+    max_num_seqs: int = ClusterConfig.max_num_seqs
     disable_log_stats: bool = False
 
     def __init__(self, *values: Any, **keywords: Any) -> None:
