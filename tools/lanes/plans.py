@@ -17,7 +17,7 @@ TEST = (
     pytest_lane("models", "tests/models"),
     DOCS,
 )
-# nvcc compiles every kernel for the architectures of the build, in three minutes on two cores, or
+# nvcc compiles every kernel for the oldest and the newest architecture that it is tested on, or
 # not at all where nothing has changed.
 MACHINE_CODE = pytest_lane("machine-code", "tests/machine_code", arithmetic=False)
 OTHER_CASES = pytest_lane(
