@@ -19,7 +19,7 @@ from tests.e2e.served_model import load_reference, save_served_model
 
 TEXTS = ["The list class", "Return a copy of the", "x", "An iterator is an object " * 40]
 # Enough that something can happen to them.
-MANY = [[5 + place % 400, *range(100, 400)] for place in range(300)]
+MANY = [[5 + place % 400, *range(100, 400)] for place in range(120)]
 
 
 @pytest.fixture
