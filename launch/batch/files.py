@@ -101,21 +101,25 @@ def _parse(line: bytes, seed: int) -> BatchRequest:
     return BatchRequest(custom_id, url, json.dumps(body).encode())
 
 
-def answered_ids(path: Path) -> set[str]:
+def read_answered(path: Path) -> dict[str, bool]:
     """Return whose answers a file of output has, and cut off a line that was being written.
+
+    Returns:
+        By custom_id, whether the answer is an error.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
     try:
         with path.open("rb+") as file:
-            found, end = set(), 0
+            found, end = dict[str, bool](), 0
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    found.add(str(json.loads(line)["custom_id"]))
-                except (ValueError, TypeError, KeyError):
+                    answer = json.loads(line)
+                    found[str(answer["custom_id"])] = answer.get("error") is not None
+                except (ValueError, TypeError, KeyError, AttributeError):
                     raise ConfigError(
                         f"{path}, line {number}: must be an answer of a batch; give --overwrite, "
                         "or another file"
@@ -123,7 +127,7 @@ def answered_ids(path: Path) -> set[str]:
                 end += len(line)
             file.truncate(end)
     except FileNotFoundError:
-        return set()
+        return {}
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     return found

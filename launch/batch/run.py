@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.batch.client import Answer, HttpClient, call_all
-from launch.batch.files import AnswerFile, BatchRequest, answered_ids, read_requests
+from launch.batch.files import AnswerFile, BatchRequest, read_answered, read_requests
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.cluster.thread import ClusterThread
 from launch.model_names import find_model
@@ -44,21 +44,23 @@ def run(
         How many requests were answered with an error, now and before.
 
     Raises:
-        QuireError: a file cannot be read or written, the cluster cannot start, or the server is
-            away.
+        QuireError: a file cannot be read or written, the cluster cannot start, nobody listens at
+            the URL, or the server is away for too long.
     """
     if input_file.resolve() == output_file.resolve():
         raise ConfigError(f"output_file: must be another than input_file, got {output_file}")
     requests = read_requests(input_file, seed)
-    there = answered_ids(output_file)
-    left = [each for each in requests if each.custom_id not in there]
-    num_failed = 0
+    found = read_answered(output_file)
+    there = [each for each in requests if each.custom_id in found]
+    left = [each for each in requests if each.custom_id not in found]
+    num_failed = sum(found[each.custom_id] for each in there)
     with ExitStack() as stack:
         answers = AnswerFile(output_file)
         stack.callback(answers.close)
         if not left:
-            return 0
-        base = url or stack.enter_context(_Cluster(model, options))
+            return num_failed
+        client = HttpClient(url or stack.enter_context(_Cluster(model, options)), api_key)
+        asyncio.run(client.check())
         advance = stack.enter_context(progress_bar(len(requests), True, "Answered requests"))
         for _ in there:
             advance(0)
@@ -72,7 +74,7 @@ def run(
             advance((usage or {}).get("completion_tokens") or 0)
 
         calls = ((each, each.url, each.body, _request_id(each)) for each in left)
-        asyncio.run(call_all(HttpClient(base, api_key), calls, num_at_once, answered))
+        asyncio.run(call_all(client, calls, num_at_once, answered))
     return num_failed
 
 

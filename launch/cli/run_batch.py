@@ -36,7 +36,7 @@ def run_batch(
         str | None,
         typer.Option(
             metavar="URL",
-            help="HTTP port of a server that runs, instead of starting one.",
+            help="http://HOST:PORT of a server that runs, instead of starting one.",
             show_default=False,
         ),
     ] = None,
