@@ -172,8 +172,11 @@ class LLMEngine:
         if params is not None and sampling_params is not None:
             raise InvalidRequestError("sampling_params", "must be absent where params are given")
         prompt = with_ids(prompt, prompt_token_ids)
-        parse_prompts(prompt)
+        if len(parse_prompts(prompt)) != 1:
+            raise InvalidRequestError("prompt", "must be one prompt, got several or none")
         params = params or sampling_params or SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError("params", f"must be SamplingParams, got {params!r}")
         with self._news:
             if request_id in self._unfinished:
                 raise RequestExistsError(f"request {request_id} exists already")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from launch.cluster.config import ClusterConfig
+from launch.vllm.values import count
 from quire.contract.engine_options import GIB, EngineKeywords
 from quire.contract.errors import ConfigError
 
@@ -60,6 +61,13 @@ class SchedulerConfig:
     max_num_seqs: int
 
 
+def _count(text: str) -> int:
+    try:
+        return count("count", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message.partition(": ")[2]) from None
+
+
 @dataclass(init=False)
 class EngineArgs:
     """Arguments of an engine: those of vLLM 0.1.2 in its order, and the keywords of `LLM`.
@@ -96,14 +104,20 @@ class EngineArgs:
         by_place = dict(zip(names, values, strict=False))
         if twice := by_place.keys() & keywords.keys():
             raise TypeError(f"{type(self).__name__}: {min(twice)} is given twice")
-        self.given: dict[str, Any] = {**by_place, **keywords}
-        for name, value in self.given.items():
+        self.given: dict[str, Any] = {}
+        for name, value in (by_place | keywords).items():
             setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take an argument, now or later."""
+        object.__setattr__(self, name, value)
+        if name != "given":
+            self.given[name] = value
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add an option for each field and for each keyword of `LLM` to a parser; return it."""
-        kinds = {"int": int, "float": float}
+        kinds = {"int": _count, "float": float}
         annotations = {each.name: str(each.type) for each in fields(cls)}
         annotations |= {name: str(kind) for name, kind in EngineKeywords.__annotations__.items()}
         for name, annotation in annotations.items():

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from launch import llm_requests, llm_vectors
 from launch.cluster.config import ClusterConfig
 from launch.extras import require
 from launch.keywords import documents_keywords
-from launch.llm_cluster import close_quietly, config_of, source_of, start_cluster
+from launch.llm_cluster import close_quietly, config_of, keywords_of, source_of, start_cluster
 from launch.llm_requests import Conversation, rendered
-from launch.vllm.keywords import translate
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError
@@ -92,9 +91,9 @@ class LLM:
                 says why.
             UnavailableError: a service died without a word.
         """
-        options = cast("EngineKeywords", translate(options)[0])
-        if unknown := options.keys() - EngineKeywords.__annotations__.keys() - {"launcher"}:
-            raise TypeError(f"LLM: {min(unknown)} is no keyword")
+        if seed is not None and (not isinstance(seed, int) or not 0 <= seed <= MAX_SEED):
+            raise ConfigError(f"seed: must be an integer in [0, {MAX_SEED}], got {seed!r}")
+        options = keywords_of(options)
         self._model = Path(model) if model is not None else None
         self._next_seed = seed
         tls_dir = tls_dir or os.environ.get("QUIRE_TLS_DIR") or None

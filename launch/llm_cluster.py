@@ -5,19 +5,23 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from launch import llm_requests
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.model_source import ModelSource
+from launch.vllm.keywords import translate
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError
+from quire.contract.options import options_of
 from quire.gguf_file import is_model
 from quire.sdk.client import Client
 
 if TYPE_CHECKING:
     from launch.cluster.thread import ClusterThread
     from launch.engine import LLMEngine
+
+_NO_DEFAULTS = ("generation_config", "vllm")
 
 
 def source_of(
@@ -43,6 +47,27 @@ def source_of(
     )
 
 
+def keywords_of(given: Mapping[str, Any]) -> EngineKeywords:
+    """Return keywords of `LLM`, which may be vLLM's, as options of an engine.
+
+    Raises:
+        TypeError: one is no option, and none of vLLM's.
+        ConfigError: one asks for what is not done here, or is a server's.
+    """
+    # The parameters of a request are what they say: no file of the model's fills them in.
+    asked = {key: value for key, value in given.items() if (key, value) != _NO_DEFAULTS}
+    found = translate(asked)[0]
+    strange = found.keys() - {*EngineKeywords.__annotations__, "launcher"}
+    for name in asked if strange else ():
+        with suppress(ConfigError):  # of options that need others beside them
+            meant = translate({name: asked[name]})[0].keys() & strange
+            if meant & options_of(ClusterConfig).keys():
+                raise TypeError(f"LLM: {name} is an option of `quire serve`, not of LLM")
+            if meant:
+                raise TypeError(f"LLM: {name} is no keyword")
+    return cast("EngineKeywords", found)
+
+
 def config_of(
     model: str | Path | None,
     source: ModelSource,
@@ -64,7 +89,7 @@ def config_of(
         # A directory of the cache has the name of a commit.
         options.setdefault("served_model_name", str(model))
     return ClusterConfig(
-        model=embedded_model() if model is None else source.path_of(model),
+        model=source.path_of(embedded_model() if model is None else model),
         port=None,
         grpc_port=0,
         tls_dir=None if tls_dir is None else str(tls_dir),

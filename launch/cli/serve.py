@@ -40,9 +40,7 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         if model and not is_model(Path(model)):
             # Its directory in the cache has the name of a commit.
             options["served_model_name"] = options["served_model_name"] or model
-        config = ClusterConfig(
-            model=source.path_of(model).resolve() if model else embedded_model(), **options
-        )
+        config = ClusterConfig(model=source.path_of(model or embedded_model()).resolve(), **options)
         preflight.check(config)
         asyncio.run(_serve(config))
     except QuireError as error:

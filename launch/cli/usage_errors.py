@@ -32,6 +32,9 @@ class QuireGroup(TyperGroup):
         report(self, is_child="--ready-fd" in (sys.argv if args is None else args))
         try:
             status = super().main(args, prog_name, complete_var, False, **extra)
+        except _exceptions.NoArgsIsHelpError as error:
+            typer.echo(error.ctx.get_help(), err=True)
+            sys.exit(2)
         except _exceptions.UsageError as error:
             typer.echo(f"error: {one_line(error)}", err=True)
             sys.exit(2)

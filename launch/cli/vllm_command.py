@@ -33,7 +33,19 @@ class VllmCommand(QuireCommand):
             names = ", ".join(f"--{name}" for name in sorted(idle))
             typer.echo(f"note: without effect here: {names}", err=True)
         words = [word for name, value in keywords.items() for word in _spelled(name, value)]
-        return super().parse_args(ctx, [*([model] if model else []), *words, *left])
+        rest = super().parse_args(ctx, [*words, *left])
+        if model and not ctx.params.get("model"):
+            ctx.params["model"] = model
+        return rest
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Return a parser that takes the --no- form of every switch, as vLLM's does."""
+        parser: Any = super().make_parser(ctx)
+        for each in self.params:
+            if getattr(each, "is_flag", False) and not each.secondary_opts:
+                off = [f"--no-{flag[2:]}" for flag in each.opts if flag.startswith("--")]
+                parser.add_option(each, off, each.name, action="store_const", const=False)
+        return parser
 
 
 def _spelled(name: str, value: Any) -> list[str]:

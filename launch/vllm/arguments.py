@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.vllm.table import ABSENT, ALWAYS, LISTS, NO_EFFECT, ONE_WAY, SHORT, SWITCHES
+from launch.vllm.values import from_json
 from quire.contract.errors import ConfigError
 
 
@@ -35,13 +36,14 @@ def split(arguments: Sequence[str], translated: Sequence[str]) -> tuple[dict[str
     given, left = parser.parse_known_args(words)
     values = vars(given)
     for name, keys in objects.items():
-        values[name] = json.dumps(_merged(json.loads(values.get(name, "{}")), keys))
+        whole = from_json(name, values.get(name, {}))
+        if not isinstance(whole, dict):
+            raise ConfigError(f"{name}: must be an object where it has keys, got {values[name]}")
+        values[name] = json.dumps(_merged(whole, keys))
     if file := values.pop("config", None):
         below, more = split(_of_file(Path(file)), translated)
-        # A model that both name is the command line's.
-        if "model" in below and any(not each.startswith("-") for each in left[:1]):
-            del below["model"]
-        values, left = {**below, **values}, [*left[:1], *more, *left[1:]]
+        # Of what comes twice, the last counts.
+        values, left = {**below, **values}, [*more, *left]
     return values, left
 
 
@@ -74,10 +76,12 @@ def _spelled(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
         name, equals, value = word.partition("=")
         if match := re.fullmatch(r"-O=?(\w+)", word):
             words += ["-O", match[1]]
-        elif match := re.fullmatch(r"(--[a-z][\w-]*|-[a-z]+)\.([\w.-]+)", name):
+        elif match := re.fullmatch(r"(--[a-z][\w-]*|-[a-z]+)\.([\w.-]+)(\+?)", name):
             option = match[1].replace("_", "-")
             option = SHORT.get(option, option.removeprefix("--"))
             keys = _value_of(value if equals else next(left, ""))
+            if match[3]:  # another item of a list
+                keys = keys if isinstance(keys, list) else [keys]
             for key in reversed(match[2].split(".")):
                 keys = {key: keys}
             objects[option] = _merged(objects.get(option, {}), keys)
@@ -100,7 +104,12 @@ def _value_of(text: str) -> Any:
 def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in new.items():
         below = old.get(key)
-        old[key] = _merged(below, value) if isinstance(below, dict) else value
+        if isinstance(below, dict) and isinstance(value, dict):
+            old[key] = _merged(below, value)
+        elif isinstance(below, list) and isinstance(value, list):
+            old[key] = below + value
+        else:
+            old[key] = value
     return old
 
 
@@ -124,6 +133,8 @@ def _of_file(path: Path) -> list[str]:
         raise ConfigError(f"config: must be a YAML file of options, got {path}: {why}") from None
     if not isinstance(options, dict):
         raise ConfigError(f"config: must be a YAML file of options, got {path}, which has none")
+    if "config" in options:
+        raise ConfigError(f"config: must not name another file, got {path}, which does")
     words: list[str] = []
     for key, value in options.items():
         name = str(key).replace("_", "-")
@@ -131,7 +142,9 @@ def _of_file(path: Path) -> list[str]:
             words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list) and name in LISTS:
             words += [f"--{name}", *map(str, value)]
+        elif isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
+            words += [f"--{name}={each}" for each in value]
         elif value is not None:
-            text = value if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
             words.append(f"--{name}={text}")
     return words

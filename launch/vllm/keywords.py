@@ -24,6 +24,8 @@ _STORED = ("awq", "gptq", "compressed-tensors", "awq_marlin", "gptq_marlin", "fp
 def translate(given: Mapping[str, Any]) -> tuple[Keywords, list[str]]:
     """Return options that may be vLLM's as Quire's, and the names of those without an effect.
 
+    None asks for nothing, as in vLLM, where it is the default of many.
+
     Args:
         given: values by name, as on a command line or as Python has them.
 
@@ -32,10 +34,13 @@ def translate(given: Mapping[str, Any]) -> tuple[Keywords, list[str]]:
     """
     found: Keywords = {}
     idle = []
-    for name, value in _with_speculation(given).items():
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name, value in _with_speculation(asked).items():
         option = name.replace("_", "-")
         if option in _TRANSLATIONS:
-            found.update(_TRANSLATIONS[option](name, value))
+            for key, meant in _TRANSLATIONS[option](name, value).items():
+                is_second = key in found and key == "max_num_batched_tokens"  # of two names
+                found[key] = min(found[key], meant) if is_second else meant
         elif option in NO_EFFECT:
             idle.append(option)
         elif option in ALWAYS:
@@ -68,9 +73,10 @@ def _with_speculation(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_one_way(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     meant = plain(value)
-    if isinstance(meant, dict):  # a limit for each of several things
-        meant = max(meant.values(), default=0)
-    if meant is not None and meant not in allowed:
+    if isinstance(meant, dict):  # a limit for each of several things, or an object that has it
+        limits = [each.get("count") if isinstance(each, dict) else each for each in meant.values()]
+        meant = next((each for each in limits if each not in (None, *allowed)), None)
+    if meant is not None and meant not in allowed and [meant] not in allowed:
         words = " or ".join(str(each) for each in allowed)
         raise ConfigError(f"{name}: must be {words}, got {value}")
 
@@ -118,14 +124,12 @@ def _kv_cache_bytes(name: str, value: Any) -> Keywords:
 
 
 def _served_model_name(name: str, value: Any) -> Keywords:
-    if value is None or isinstance(value, str):
-        return {name: value or ""}
+    if isinstance(value, str):
+        return {name: value}
+    if not (isinstance(value, list | tuple) and value and all(isinstance(x, str) for x in value)):
+        raise ConfigError(f"{name}: must be a name or several, got {value!r}")
     first, *others = value
     return {name: first, "served_model_alias": tuple(others)} if others else {name: first}
-
-
-def _enable_prefix_caching(name: str, value: Any) -> Keywords:
-    return {} if value is None else {name: value}
 
 
 def _async_scheduling(_: str, value: Any) -> Keywords:
@@ -170,13 +174,17 @@ def _speculative_config(name: str, value: Any) -> Keywords:
 
 
 def _structured_outputs_config(name: str, value: Any) -> Keywords:
-    config = plain(from_json(name, value)) or {}
+    config = from_json(name, value) or {}
+    if not isinstance(config, dict):
+        raise ConfigError(f"{name}: must be an object, got {value}")
     found: Keywords = {}
     for key, given in config.items():
         if key == "reasoning_parser" and given:
             found["reasoning_parser"] = given
         elif key == "backend" and given not in ("auto", "guidance"):
             raise ConfigError(f"{name}.backend: must be auto or guidance, got {given}")
+        elif key not in ("backend", "reasoning_parser") and given:
+            raise ConfigError(f"{name}.{key}: must be absent: it is not obeyed here")
     return found
 
 
@@ -199,7 +207,7 @@ _TRANSLATIONS: Mapping[str, _Translation] = MappingProxyType(
         "distributed-timeout-seconds": _renamed("distributed_timeout_s"),
         "cpu-distributed-timeout-seconds": _renamed("distributed_timeout_s"),
         "dtype": _dtype,
-        "enable-prefix-caching": _enable_prefix_caching,
+        "enable-prefix-caching": lambda name, value: {name: value},
         "kv-cache-dtype": _kv_cache_dtype,
         "kv-cache-memory-bytes": _kv_cache_bytes,
         "load-format": _load_format,

@@ -28,7 +28,8 @@ SWITCHES = _names(
     "enable-logging-iteration-details enable-lora enable-mamba-cache-stochastic-rounding",
     "enable-mamba-shared-prefix-checkpoint enable-mfu-metrics enable-mixed-moe-lora-format",
     "enable-mm-embeds enable-moe-shared-loras enable-nccl-comm-suspend enable-offline-docs",
-    "enable-per-request-metrics enable-prompt-embeds enable-prompt-tokens-details",
+    "enable-per-request-metrics enable-prefix-caching enable-prompt-embeds",
+    "enable-prompt-tokens-details",
     "enable-request-id-headers enable-return-routed-experts enable-scale-out",
     "enable-server-load-tracking enable-shm-tensor-arena enable-sleep-mode enable-ssl-refresh",
     "enable-tokenizer-info-endpoint enable-tower-connector-lora enable-trace-replay",
@@ -45,7 +46,7 @@ SWITCHES = _names(
 """Options without a value; each has a --no- form."""
 
 LISTS = _names(
-    "allowed-headers allowed-media-domains allowed-methods allowed-origins api-key",
+    "allowed-headers allowed-media-domains allowed-methods allowed-origins",
     "collect-detailed-traces cpu-offload-params cudagraph-capture-sizes device-ids ignore-patterns",
     "kv-cache-dtype-skip-layers logits-processors lora-modules lora-target-modules middleware",
     "numa-bind-cpus numa-bind-nodes offload-params served-model-name",

@@ -21,9 +21,11 @@ def count(name: str, value: Any) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"(-?\d[\d_]*)(\.\d+)?([kKmMgGtT])?", str(value))
+    text = str(value)
+    # Longer ones are no number of anything, and Python reads none of thousands of digits.
+    match = re.fullmatch(r"(-?\d[\d_]*)(\.\d+)?([kKmMgGtT])?", text) if len(text) < 32 else None
     if not match or (match[2] and (not match[3] or match[3].isupper())):
-        raise ConfigError(f"{name}: must be an integer, such as 8192, 8k or 8K, got {value!r}")
+        raise ConfigError(f"{name}: must be an integer, such as 8192, 8k or 8K, got {text[:64]!r}")
     whole, scale = match[1].replace("_", ""), _SCALES[match[3]]
     return round(float(whole + match[2]) * scale) if match[2] else int(whole) * scale
 

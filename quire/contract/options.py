@@ -22,6 +22,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     bool: ((bool,), "true or false"),
     str: ((str,), "a string"),
+    tuple: ((tuple, list), "several"),
 }
 
 
@@ -197,8 +198,13 @@ class Options:
         kinds, defaults = types_of(group), defaults_of(group)
         for name, known in options_of(group).items():
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or not _may_be_none(group, name):
                 _check(name, value, known, kinds[name], bool(defaults.get(name)))
+
+
+@cache
+def _may_be_none(group: type, name: str) -> bool:
+    return type(None) in get_args(get_type_hints(group)[name])
 
 
 def _check(name: str, value: Any, known: Option, kind: type, is_filled: bool) -> None:

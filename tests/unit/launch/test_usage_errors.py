@@ -23,8 +23,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     ("arguments", "line"),
     [
         (
-            ("serve", "--no-such"),
-            "--no-such: must be an option of `quire serve` (`quire serve --help` lists all)",
+            ("serve", "--zzz"),
+            "--zzz: must be an option of `quire serve` (`quire serve --help` lists all)",
         ),
         (
             ("serve", "--max-num-seq", "3"),
@@ -61,3 +61,15 @@ def test_a_command_that_there_is_not_is_told_with_one_that_there_is(
     status, text = error_of(capsys, "serv")
     assert (status, text.count("\n")) == (2, 1)
     assert "serve" in text
+
+
+@pytest.mark.parametrize("group", [[], ["bench"], ["keys"]])
+def test_a_group_without_a_command_shows_its_help(
+    group: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        COMMAND.main(group, prog_name="quire")
+    assert ended.value.code == 2
+    written = "".join(capsys.readouterr())
+    assert written.startswith(("Usage: ", "\n")), written[:80]
+    assert "error:" not in written

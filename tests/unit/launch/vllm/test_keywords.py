@@ -29,7 +29,6 @@ def test_keywords_of_vllm_have_their_meaning() -> None:
     found, idle = translate(taken)
     assert found == {
         "dtype": "float16",
-        "quantization": "none",
         "load_format": "safetensors",
         "gpu_memory_utilization": 0.5,
         "tensor_parallel_size": 2,

@@ -1,0 +1,200 @@
+"""Lines and keywords that people type: taken as vLLM means them, or one line says what is wrong."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.cluster.config import ClusterConfig, embedded_model
+from launch.engine_args import EngineArgs
+from launch.llm_cluster import keywords_of
+from launch.vllm.arguments import split
+from launch.vllm.keywords import TRANSLATED, translate
+from quire.contract.errors import ConfigError
+from tests.unit.launch.vllm.test_options import Serve, serve, served
+
+__all__ = ["serve", "served"]
+
+Served = list[ClusterConfig]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--enable-prefix-caching"], "enable_prefix_caching", True),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--no-enable-prefix-caching", "--enable-prefix-caching"], "enable_prefix_caching", True),
+        (["--no-enforce-eager"], "enforce_eager", False),
+        (["--enforce-eager", "--no-enforce-eager"], "enforce_eager", False),
+        (["--no-enforce-eager", "--enforce-eager"], "enforce_eager", True),
+        (["--no-return-tokens-as-token-ids"], "return_tokens_as_token_ids", False),
+        (["--no-enable-force-include-usage"], "enable_force_include_usage", False),
+        (
+            ["--max-num-scheduled-tokens", "512", "--max-num-batched-tokens", "1024"],
+            "max_num_batched_tokens",
+            512,
+        ),
+        (
+            ["--max-num-batched-tokens", "1024", "--max-num-scheduled-tokens", "512"],
+            "max_num_batched_tokens",
+            512,
+        ),
+        (["--api-key", "one", "--api-key", "two"], "api_key", ("one", "two")),
+        (["--allowed-headers", "*"], "http_cors_origin", ()),
+        (
+            ["--limit-mm-per-prompt", '{"image": {"count": 0}, "video": null, "audio": 0}'],
+            "http_cors_origin",
+            (),
+        ),
+    ],
+)
+def test_a_line_is_taken(
+    arguments: list[str], name: str, value: object, serve: Serve, served: Served
+) -> None:
+    result = serve(*arguments)
+    assert result.exit_code == 0, result.output
+    assert getattr(served[0], name) == value
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "expected"),
+    [
+        ("max-num-seqs: 3", ["--port", "8001"], {"max_num_seqs": 3, "port": 8001}),
+        ("max-num-seqs: 3", ["--max-num-seqs", "4"], {"max_num_seqs": 4}),
+        ("enable-prefix-caching: false", [], {"enable_prefix_caching": False}),
+        ("enable-prefix-caching: true", [], {"enable_prefix_caching": True}),
+        ("enforce-eager: false", [], {"enforce_eager": False}),
+        (
+            "http-cors-origin: [http://a, http://b]",
+            [],
+            {"http_cors_origin": ("http://a", "http://b")},
+        ),
+        ("api-key: [k1, k2]", [], {"api_key": ("k1", "k2")}),
+        ("served-model-name: [a, b]", [], {"served_model_name": "a", "served_model_alias": ("b",)}),
+    ],
+)
+def test_options_of_a_file_stand_anywhere(
+    content: str,
+    arguments: list[str],
+    expected: dict[str, object],
+    serve: Serve,
+    served: Served,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(content)
+    for line in ([*arguments, "--config", str(path)], ["--config", str(path), *arguments]):
+        result = serve(*line)
+        assert result.exit_code == 0, result.output
+        config = served.pop()
+        assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("given_first", [False, True])
+def test_a_model_of_the_line_goes_before_that_of_a_file(
+    given_first: bool, serve: Serve, served: Served, tmp_path: Path
+) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(f"model: {tmp_path / 'none'}\nmax-num-seqs: 3")
+    rest = ["--port", "8001", "--config", str(path)]
+    model = str(embedded_model())
+    assert serve(*([model, *rest] if given_first else [*rest, model])).exit_code == 0
+    assert (served[0].model, served[0].max_num_seqs) == (embedded_model(), 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("config: other.yaml", "config: must not name another file"),
+        ("revision: 2024-01-01", ""),  # a date, for YAML
+    ],
+)
+def test_odd_files(content: str, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(content)
+    if error:
+        with pytest.raises(ConfigError, match=f"^{error}"):
+            split(["--config", str(path)], TRANSLATED)
+    else:
+        assert split(["--config", str(path)], TRANSLATED)[1] == ["--revision=2024-01-01"]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "field"),
+    [
+        ({"limit_mm_per_prompt": '{"image": {"count": 1}, "video": {"count": 1}}'}, None),
+        ({"limit_mm_per_prompt": {"image": 1}}, None),
+        ({"structured_outputs_config": "5"}, None),
+        ({"structured_outputs_config": '"guidance"'}, None),
+        ({"structured_outputs_config": {"disable_any_whitespace": True}}, None),
+        ({"served_model_name": []}, None),
+        ({"served_model_name": 5}, None),
+        ({"max_model_len": "9" * 5000}, None),
+        ({"kv_cache_memory_bytes": "9" * 400}, None),
+        ({"speculative_config": "ngram"}, None),
+    ],
+)
+def test_a_keyword_is_refused_by_its_name(keywords: dict[str, Any], field: str | None) -> None:
+    name = field or next(iter(keywords))
+    with pytest.raises(ConfigError, match=rf"^{name}[.\w]*: must ") as caught:
+        translate(keywords)
+    assert len(caught.value.message) < 300
+
+
+def test_keys_of_an_object_need_an_object() -> None:
+    for line in (
+        ["--speculative-config", "ngram", "--speculative-config.num_speculative_tokens", "4"],
+        ["-cc.x", "1", "--compilation-config", "3"],
+    ):
+        with pytest.raises(ConfigError, match=r"^(speculative|compilation)-config: must be "):
+            split(line, TRANSLATED)
+
+
+def test_items_of_a_list_may_stand_apart() -> None:
+    line = ["--compilation-config.sizes+", "1", "--compilation-config.sizes+", "2"]
+    assert split(line, TRANSLATED)[0] == {"compilation-config": '{"sizes": [1, 2]}'}
+
+
+def test_none_asks_for_nothing() -> None:
+    names = ("dtype", "max_num_seqs", "tensor_parallel_size", "quantization", "spec_method", "seed")
+    assert translate(dict.fromkeys(names)) == ({}, [])
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    assert keywords_of(vars(parser.parse_args([]))) == {}
+
+
+def test_none_is_no_value_of_an_option() -> None:
+    for name in ("max_num_seqs", "dtype", "enforce_eager"):
+        with pytest.raises(ConfigError, match=rf"^{name}: must be "):
+            ClusterConfig(model=embedded_model(), **{name: None})
+    with pytest.raises(ConfigError, match=r"^served_model_alias: must be several, got 'foo'"):
+        ClusterConfig(model=embedded_model(), served_model_alias="foo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["otlp_traces_endpoint", "shutdown_timeout", "override_generation_config", "generation_config"],
+)
+def test_an_option_of_a_server_is_no_keyword_of_an_engine(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^LLM: {name} is an option of `quire serve`"):
+        keywords_of({name: "a" if name != "shutdown_timeout" else 1})
+    with pytest.raises(TypeError, match=r"^LLM: nonsense is no keyword"):
+        keywords_of({"nonsense": 1})
+    assert keywords_of({"generation_config": "vllm"}) == {}
+
+
+def test_arguments_may_be_set_later() -> None:
+    args = EngineArgs(model="m")
+    args.max_num_seqs = 8
+    assert args.given == {"model": "m", "max_num_seqs": 8}
+
+
+def test_a_parser_takes_counts_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    line = ["--max-num-batched-tokens", "4k", "--max-model-len", "8K", "--max-num-seqs", "16"]
+    args = EngineArgs.from_cli_args(parser.parse_args(line))
+    assert args.create_engine_configs()[3].max_num_batched_tokens == 4000
+    assert args.given["max_model_len"] == 8192
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--max-num-seqs", "many"])
+    assert "must be an integer, such as 8192, 8k or 8K, got 'many'" in capsys.readouterr().err
