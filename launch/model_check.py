@@ -23,8 +23,8 @@ _BYTES = {
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# Of 16 bits, what a weight takes; layers that stay as they are make it a little more.
-_SHARES = {"w8a8": 0.5, "w8": 0.5, "w4": 0.25}
+# What a weight takes; layers that stay as they are make it a little more.
+_QUANTIZED_BYTES = {"w8a8": 1.0, "w8": 1.0, "w4": 0.5}
 # Names that families have for their query heads, and for the longest sequence.
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -39,10 +39,12 @@ class _Sizes:
     Attributes:
         num_heads: query heads of a layer.
         longest: tokens of one sequence.
+        dtype: type of activations; "" where that is not told.
     """
 
     num_heads: int | None
     longest: int | None
+    dtype: str = ""
 
 
 def check_model(config: ClusterConfig) -> None:
@@ -67,7 +69,7 @@ def check_model(config: ClusterConfig) -> None:
         _check_memory(config, free)
     # What weights of GGUF become in memory, only their blocks tell.
     if gguf is None and config.load_format != "dummy":
-        _check_weights(config, free)
+        _check_weights(config, sizes.dtype if config.dtype == "auto" else config.dtype, free)
 
 
 def on_cpu(device: str) -> bool:
@@ -102,12 +104,14 @@ def _check_directory(model: Path) -> None:
 
 
 def _hf_sizes(hf: HfConfig) -> _Sizes:
+    dtype = "dtype" if "dtype" in hf else "torch_dtype"
     lengths = [hf.integer(each) for each in _LENGTHS if each in hf]
     heads = hf.spelling(*_HEADS)
     return _Sizes(
         num_heads=hf.integer(heads) if heads in hf else None,
         # A stretched rope may serve more than that, and its worker knows how much.
         longest=max(lengths) if lengths and not _is_stretched(hf) else None,
+        dtype=hf.text(dtype, "float32").removeprefix("torch."),
     )
 
 
@@ -183,8 +187,13 @@ def _check_memory(config: ClusterConfig, free: int) -> None:
             )
 
 
-def _check_weights(config: ClusterConfig, free: int | None) -> None:
+def _check_weights(config: ClusterConfig, dtype: str, free: int | None) -> None:
     """Check that the weights of a directory are whole, of known types, and fit the memory.
+
+    Args:
+        config: of the cluster.
+        dtype: that they are loaded in; another word than one of the types for that of the files.
+        free: bytes of memory; None if that is not known.
 
     Raises:
         ConfigError: they are not, or do not; names file or tensor.
@@ -196,10 +205,13 @@ def _check_weights(config: ClusterConfig, free: int | None) -> None:
                 f"model: tensor {tensor.name} must be of one of {', '.join(_BYTES)}, "
                 f"got {tensor.dtype}"
             )
-        stored, wanted = _BYTES[tensor.dtype], _BYTES.get(_DTYPES.get(config.dtype, ""), 0)
-        is_float = tensor.dtype in _FLOATS
-        num_bytes += tensor.num_bytes * (wanted / stored if is_float and wanted else 1)
-    num_bytes *= _SHARES.get(config.quantization, 1.0)
+        stored = _BYTES[tensor.dtype]
+        each: float = stored
+        if tensor.dtype in _FLOATS:
+            each = _QUANTIZED_BYTES.get(
+                config.quantization, _BYTES.get(_DTYPES.get(dtype, ""), stored)
+            )
+        num_bytes += tensor.num_bytes * each / stored
     if on_cpu(config.device) and free is not None and num_bytes > free:
         raise ConfigError(
             f"model: must fit the memory that is free, {free / GIB:.1f} GiB, got "

@@ -59,7 +59,37 @@ def find_model(
     return found
 
 
-def _find_cached(name: str, revision: str | None, cache_dir: str | Path | None) -> Path | None:
+def find_tokenizer(
+    name: str, revision: str | None = None, cache_dir: str | Path | None = None
+) -> Path:
+    """Return the directory of a tokenizer, with or without a model beside it.
+
+    Args:
+        name: directory, or name in Hugging Face's cache.
+        revision: branch, tag or commit of a name there; None for the main branch.
+        cache_dir: as of `find_model`.
+
+    Raises:
+        ConfigError: nothing of that name is here.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    found = _find_cached(name, revision, cache_dir, needed="tokenizer*") if is_name(name) else None
+    if found is None:
+        raise ConfigError(
+            "tokenizer: must be a directory that exists, or a name in Hugging Face's local cache, "
+            f"got {name}"
+        )
+    return found
+
+
+def _find_cached(
+    name: str,
+    revision: str | None,
+    cache_dir: str | Path | None,
+    needed: str = "model*.safetensors",
+) -> Path | None:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
@@ -78,4 +108,4 @@ def _find_cached(name: str, revision: str | None, cache_dir: str | Path | None) 
     except (HFValidationError, OSError):  # its errors of what is not there are OSErrors
         return None
     # A snapshot has what was asked for once; a tokenizer alone, for instance.
-    return directory if any(directory.glob("model*.safetensors")) else None
+    return directory if any(directory.glob(needed)) else None

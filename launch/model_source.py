@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.model_names import TEXTS, find_model
+from launch.model_names import TEXTS, find_model, find_tokenizer
 from quire.cache_dir import cache_dir
 from quire.contract.errors import ConfigError
 from quire.contract.options import Options, option
@@ -63,11 +63,13 @@ class ModelSource(Options):
         Raises:
             ConfigError: it is not here, or cannot have what is asked for.
         """
+        if self.tokenizer_revision is not None and self.tokenizer is None:
+            raise ConfigError("tokenizer_revision: must be given with tokenizer, got none")
         path = find_model(model, self.revision, self.download_dir)
         overrides = json_object("hf_overrides", self.hf_overrides) if self.hf_overrides else {}
         tokenizer = None
         if self.tokenizer is not None and Path(self.tokenizer).resolve() != Path(model).resolve():
-            tokenizer = find_model(self.tokenizer, self.tokenizer_revision, self.download_dir)
+            tokenizer = find_tokenizer(self.tokenizer, self.tokenizer_revision, self.download_dir)
             if not tokenizer.is_dir():
                 raise ConfigError(f"tokenizer: must be a directory that exists, got {tokenizer}")
         if tokenizer is None and not overrides:

@@ -27,12 +27,12 @@ class StoredTensor:
 
 
 def stored_tensors(model: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of a model directory's safetensors files.
+    """Yield the tensors of a model directory's safetensors files: those that a worker reads.
 
     Raises:
         ConfigError: a file is broken; names it.
     """
-    for path in sorted(model.glob("model*.safetensors")):
+    for path in _files(model):
         try:
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
@@ -51,3 +51,18 @@ def stored_tensors(model: Path) -> Iterator[StoredTensor]:
             raise ConfigError(
                 f"model: {path} must be a whole safetensors file, got {error}; fetch it again"
             ) from None
+
+
+def _files(model: Path) -> list[Path]:
+    """Return the files of the index, or the single one; what is not there a worker names."""
+    index = model / "model.safetensors.index.json"
+    paths = [model / "model.safetensors"]
+    if index.exists():
+        try:
+            names = {*json.loads(index.read_text("utf-8-sig"))["weight_map"].values()}
+            paths = [model / name for name in sorted(names)]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"model: {index} must be an index of safetensors files, got {error!r}"
+            ) from None
+    return [path for path in paths if path.exists()]

@@ -14,6 +14,7 @@ from worker_svc.device.base import Device
 from worker_svc.layers.decoder_stack import DecoderConfig
 from worker_svc.layers.linear import HeadShare
 from worker_svc.layers.partial_sums import own_parts
+from worker_svc.layers.quantization import quantization
 from worker_svc.loading.checkpoint import Checkpoint, open_checkpoint
 from worker_svc.loading.digest import StoredBytes
 from worker_svc.parallel.group import ParallelGroup
@@ -67,6 +68,10 @@ def size_of(path: Path, options: LoadOptions, device: Device) -> ModelSize:
     alone = ParallelGroup()
     heads = _heads(checkpoint, alone)
     num_layers = checkpoint.config.num_layers
+    with quantization(options.quantization):
+        ranks = tuple(
+            size for size in range(1, MAX_RANKS + 1) if _can_share(checkpoint, device, size)
+        )
     return ModelSize(
         architecture=checkpoint.architecture,
         dtype=checkpoint.dtype_name,
@@ -77,9 +82,7 @@ def size_of(path: Path, options: LoadOptions, device: Device) -> ModelSize:
         },
         token_bytes=num_layers * token_bytes(heads, checkpoint.kv_cache_dtype),
         max_model_len=checkpoint.max_model_len,
-        ranks=tuple(
-            size for size in range(1, MAX_RANKS + 1) if _can_share(checkpoint, device, size)
-        ),
+        ranks=ranks,
     )
 
 

@@ -210,3 +210,44 @@ def test_a_broken_gguf_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF")
     refused(f"{path}: not a whole GGUF file", path)
+
+
+def write_tensors(path: Path, num_bytes: int, dtype: str = "F32") -> None:
+    """Write the head of a safetensors file of one tensor, and as many bytes as it says, none."""
+    head = {"a": {"dtype": dtype, "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}}
+    text = json.dumps(head).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + num_bytes)
+
+
+def test_files_that_no_worker_reads_are_passed_over(make_model: MakeModel) -> None:
+    model = make_model()
+    write_tensors(model / "model.fp32-00001-of-00001.safetensors", 5 * GIB)
+    (model / "model-00001-of-00009.safetensors").write_bytes(b"cut off")
+    check(model)
+    index = {"weight_map": {"a": "model-00001-of-00009.safetensors", "b": "not-there.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(f"model: {model / 'model-00001-of-00009.safetensors'} must be a whole", model)
+    for broken in ("[]", "{}", "no JSON", '{"weight_map": {"a": 1}}'):
+        (model / "model.safetensors.index.json").write_text(broken)
+        refused(f"model: {model / 'model.safetensors.index.json'} must be an index", model)
+
+
+@pytest.mark.parametrize(
+    ("gib", "dtype", "options"),
+    [
+        (7, "bfloat16", {}),  # of the config, which files of float32 are loaded as
+        (7, "float32", {"dtype": "float16"}),
+        (15, "float32", {"quantization": "w8"}),
+        (30, "float32", {"quantization": "w4"}),
+    ],
+)
+def test_weights_count_as_they_are_held(
+    gib: int, dtype: str, options: dict[str, str], make_model: MakeModel
+) -> None:
+    model = make_model(dtype=dtype, torch_dtype=None)
+    write_tensors(model / "model.safetensors", gib * GIB)
+    check(model, **options)
+    write_tensors(model / "model.safetensors", (gib + 3) * GIB)
+    refused("model: must fit the memory that is free, 4.0 GiB", model, **options)

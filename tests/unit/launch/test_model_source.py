@@ -92,8 +92,10 @@ def test_a_file_has_its_own(tmp_path: Path, other: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=rf"^{name}: must be absent unless the model is a"):
             source.path_of(gguf)
-    with pytest.raises(ConfigError, match=r"^tokenizer: must be a directory that exists, got /no$"):
+    with pytest.raises(ConfigError, match=r"^tokenizer: must be a directory that exists, or "):
         ModelSource(tokenizer="/no").path_of(embedded_model())
+    with pytest.raises(ConfigError, match=r"^tokenizer_revision: must be given with tokenizer"):
+        ModelSource(tokenizer_revision="main").path_of(embedded_model())
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(cache: Path) -> None:
