@@ -171,19 +171,16 @@ def _generate(
             include_time_breakdown=include_time_breakdown,
             **prompt.options,
         )
-        ids = completions[0].prompt_token_ids
     else:
         content = prompt.content
         text = content if isinstance(content, str) else prompt.shown
-        ids = tuple(client.tokenize(content) if isinstance(content, str) else content)
-        if params.truncate_prompt_tokens is not None:
-            ids = ids[-params.truncate_prompt_tokens :]
         completions = client.generate_all(
-            ids,
+            content,
             params,
             priority=priority,
             cache_salt=prompt.cache_salt,
             include_time_breakdown=include_time_breakdown,
+            include_prompt_token_ids=True,
         )
     prompt_logprobs = None
     if params.prompt_logprobs is not None:
@@ -191,7 +188,7 @@ def _generate(
     return RequestOutput(
         request_id=completions[0].request_id,
         prompt=text,
-        prompt_token_ids=ids,
+        prompt_token_ids=completions[0].prompt_token_ids,
         outputs=tuple(_completion_output(each, params) for each in completions),
         finished=all(each.finish_reason != FinishReason.ABORT for each in completions),
         prompt_logprobs=prompt_logprobs,

@@ -80,7 +80,7 @@ def all_with_ids(
     """
     if prompts is None or token_ids is None:
         return with_ids(prompts, token_ids)  # type: ignore[arg-type]
-    texts: Any = [prompts] if isinstance(prompts, str) else prompts
+    texts: Any = [prompts] if isinstance(prompts, str | Mapping) else prompts
     ids: Any = [token_ids] if len(token_ids) and isinstance(token_ids[0], int) else token_ids
     if len(texts) != len(ids):
         raise InvalidRequestError(

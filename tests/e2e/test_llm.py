@@ -311,3 +311,18 @@ def test_close_ends_every_process(tmp_path: Path) -> None:
             os.kill(pid, 0)
     with pytest.raises(ConfigError, match=r"model: must be a directory or a \.gguf file"):
         LLM(tmp_path / "nowhere")
+
+
+def test_prompts_are_cut_as_their_parameters_say(llm: LLM) -> None:
+    ids = [5, 6, 7, 8, 9]
+
+    def left_of(**own: int) -> list[int]:
+        params = replace(PARAMS, max_tokens=2, **own)
+        [output] = llm.generate([ids], params, use_tqdm=False)
+        [alone] = llm.generate([list(output.prompt_token_ids)], PARAMS, use_tqdm=False)
+        assert output.outputs[0].token_ids == alone.outputs[0].token_ids[:2]
+        return list(output.prompt_token_ids)
+
+    assert left_of(truncate_prompt_tokens=2) == [8, 9]
+    assert left_of(truncate_prompt_tokens=2, truncate_right=True) == [5, 6]
+    assert left_of(truncate_prompt_tokens=-1) == ids
