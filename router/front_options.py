@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.contract.callers import check_key
 from quire.contract.errors import ConfigError
 from quire.contract.options import Bounds, Options, option
 from router.chat.parsers.formats import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS, choose_format
@@ -45,7 +46,8 @@ class HttpOptions(Options):
     )
     ssl_certfile: Path | None = option(
         None,
-        "Serve HTTPS with the certificates of this file; gRPC goes by --tls-dir.",
+        "Serve HTTPS with the certificates of this file; gRPC goes by --tls-dir. Clients of HTTPS "
+        "need none then, unless --ssl-cert-reqs says so.",
         metavar="FILE",
         shown_default="those of --tls-dir",
     )
@@ -92,10 +94,14 @@ class HttpOptions(Options):
                 raise ConfigError(f"ssl_certfile: must be given with {name}, got none")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError("ssl_ca_certs: must be given with ssl_cert_reqs, got none")
+        if self.ssl_ca_certs is not None and not self.ssl_cert_reqs:
+            raise ConfigError("ssl_cert_reqs: must be 1 or 2 with ssl_ca_certs, got 0")
         if self.root_path.strip("/") and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path: must begin with /, got {self.root_path}")
         if not all(self.api_key):
             raise ConfigError("api_key: must not be empty, got ''")
+        for key in self.api_key:
+            check_key(key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ def load_generation_defaults(
         if _NAMES.get(name, name) not in FILLED_IN:
             known = ", ".join(sorted({*FILLED_IN, *_NAMES} - set(_NAMES.values())))
             raise ConfigError(f"override_generation_config: must have of {known}, got {name}")
+        defaults.pop(_NAMES.get(name, name), None)
         defaults |= _known({name: value}, "override_generation_config")
     return defaults
 

@@ -1,5 +1,6 @@
 """Who calls a router, and what its API key allows."""
 
+import re
 from dataclasses import dataclass
 
 from quire.contract.errors import ConfigError, InvalidRequestError
@@ -9,6 +10,19 @@ from quire.contract.sessions import MAX_WEIGHT, MIN_WEIGHT
 MAX_PRIORITY = 100
 # Of an API key, in characters.
 MAX_KEY_LENGTH = 256
+_KEY = re.compile(r"[!-~]+")
+
+
+def check_key(key: str) -> None:
+    """Check that an API key can be sent as one.
+
+    Raises:
+        ConfigError: it cannot; the message does not contain it.
+    """
+    if len(key) > MAX_KEY_LENGTH or not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"api_key: must be at most {MAX_KEY_LENGTH} printable ASCII characters, no spaces"
+        )
 
 
 @dataclass(frozen=True, slots=True)

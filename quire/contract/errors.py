@@ -5,6 +5,8 @@ rich details) and back. Messages are written for the person who sent the request
 limit and value, and never hold prompt text.
 """
 
+from typing import Self
+
 
 class QuireError(Exception):
     """Base of all expected errors.
@@ -33,6 +35,10 @@ class InvalidRequestError(QuireError):
         self.field = field
         self.description = message
 
+    def renamed(self, field: str) -> Self:
+        """Return the same error of a field that its caller knows by another name."""
+        return type(self)(field, self.description)
+
 
 class TooLargeError(InvalidRequestError):
     """A request may become larger than a cell can hold; a larger cell may take it."""
@@ -54,6 +60,10 @@ class ContextLengthError(InvalidRequestError):
         super().__init__(field, message)
         self.num_tokens = num_tokens
         self.limit = limit
+
+    def renamed(self, field: str) -> Self:
+        """See `InvalidRequestError`."""
+        return type(self)(field, self.description, self.num_tokens, self.limit)
 
 
 class ModelNotFoundError(QuireError):

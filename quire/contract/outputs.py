@@ -114,6 +114,7 @@ class ModelStatistics:
         whole_s: time that finished ones took in all.
         num_queued: that a scheduler took.
         queue_s: time until then, of all of them.
+        computed_s: time after then, of finished ones.
         last_s: when one last ended, in seconds since 1970; 0 for never.
     """
 
@@ -122,6 +123,7 @@ class ModelStatistics:
     whole_s: float = 0.0
     num_queued: int = 0
     queue_s: float = 0.0
+    computed_s: float = 0.0
     last_s: float = 0.0
 
 

@@ -1,10 +1,9 @@
 """What calls carry beside their messages: an API key, and the caller's protocol version."""
 
 import os
-import re
 
 from quire.contract.addresses import is_loopback, split_address
-from quire.contract.callers import MAX_KEY_LENGTH
+from quire.contract.callers import check_key
 from quire.contract.errors import ConfigError
 from quire.contract.versions import PROTOCOL
 
@@ -13,8 +12,6 @@ SCHEME = "Bearer"
 
 PROTOCOL_VERSION = "quire-protocol"
 PROTOCOL_METADATA = ((PROTOCOL_VERSION, str(PROTOCOL)),)
-
-_KEY = re.compile(r"[!-~]+")
 
 
 def call_metadata(
@@ -35,10 +32,7 @@ def call_metadata(
     api_key = api_key or os.environ.get("QUIRE_API_KEY")
     if not api_key:
         return ()
-    if len(api_key) > MAX_KEY_LENGTH or not _KEY.fullmatch(api_key):
-        raise ConfigError(
-            f"api_key: must be at most {MAX_KEY_LENGTH} printable ASCII characters, no spaces"
-        )
+    check_key(api_key)
     insecure = insecure or os.environ.get("QUIRE_INSECURE") == "1"
     if not (encrypted or insecure or is_loopback(split_address(target)[0])):
         raise ConfigError(

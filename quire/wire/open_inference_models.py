@@ -64,12 +64,11 @@ def model_statistics_to_proto(model: str, found: ModelStatistics) -> pb.ModelSta
         execution_count=found.num_finished,
     )
     stats = message.inference_stats
-    computed_s = max(0.0, found.whole_s - found.queue_s)
     for duration, count, seconds in (
         (stats.success, found.num_finished, found.whole_s),
         (stats.fail, found.num_failed, 0.0),
         (stats.queue, found.num_queued, found.queue_s),
-        (stats.compute_infer, found.num_finished, computed_s),
+        (stats.compute_infer, found.num_finished, found.computed_s),
     ):
         duration.count, duration.ns = count, round(1e9 * seconds)
     return message

@@ -73,7 +73,7 @@ def by_its_own_field(chat: ChatInput, error: InvalidRequestError) -> InvalidRequ
         field = "tool_choice" if chat.forces_call else "tools"
     else:
         field = "tools" if error.field == _MADE.field else error.field
-    return type(error)(field, error.description)
+    return error.renamed(field)
 
 
 def _checked(chat: ChatInput, field: str, grammar: str) -> StructuredOutputsParams:

@@ -76,7 +76,8 @@ class _Builder:
             raise _wrong(path, f"must be nested at most {MAX_DEPTH} deep")
         kind = part.get("type", "tag") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind not in self._kinds:
-            raise _wrong(f"{path}.type", f"must be one of {', '.join(self._kinds)}, got {kind!r}")
+            known = ", ".join(self._kinds)
+            raise _wrong(f"{path}.type", f"must be one of {known}, got {str(kind)[:32]!r}")
         return self._kinds[kind](part, path, depth)
 
     def _schema(self, part: dict[str, Any], path: str, _: int) -> str:
@@ -88,7 +89,10 @@ class _Builder:
                 schema = None
         if not isinstance(schema, dict | bool):
             raise _wrong(f"{path}.json_schema", "must be a JSON schema")
-        return self.rules.json(schema)
+        try:
+            return self.rules.json(schema)
+        except RecursionError:
+            raise _wrong(f"{path}.json_schema", "must be nested less deeply") from None
 
     def _sequence(self, part: dict[str, Any], path: str, depth: int) -> str:
         return f"({' '.join(self._elements(part, path, depth))})"

@@ -98,13 +98,12 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         """Return what became of the requests of a model, or of each."""
         if request.name:
             self._require(request.name)
-        served = [each for each in self._inference.models() if each.has_name(request.name)]
+        served = (each for each in self._inference.models() if each.has_name(request.name))
+        names = dict.fromkeys(each.name for each in served)  # with several arithmetics, one twice
         return pb.ModelStatisticsResponse(
             model_stats=[
-                model_statistics_to_proto(
-                    request.name or model.name, self._inference.statistics(model.name)
-                )
-                for model in served
+                model_statistics_to_proto(request.name or name, self._inference.statistics(name))
+                for name in names
             ]
         )
 

@@ -31,7 +31,7 @@ from router.http.endpoint import (
     Handle,
 )
 from router.http.errors import HttpError
-from router.http.generate import generate
+from router.http.generate import END, generate
 from router.http.home import home
 from router.http.known_fields import UnknownFields
 from router.http.messages import endpoint as messages
@@ -43,6 +43,7 @@ from router.requests.validate import MAX_REQUEST_ID_CHARS
 
 RESPONSES = ApiShape(error_event="error", own_names={"max_tokens": "max_output_tokens"})
 MESSAGES = "/v1/messages"
+OF_TEXTS = ApiShape(in_stream=lambda body, _: body + END)
 
 
 def make_app(
@@ -88,8 +89,14 @@ def make_app(
         endpoint = Endpoint(around, path, handle, has_body=False, is_open=is_open, shape=shape)
         return Route(path, endpoint, methods=["GET"])
 
-    def post(path: str, handle: Handle, shape: ApiShape = OPENAI, has_body: bool = True) -> Route:
-        endpoint = Endpoint(around, path, handle, has_body=has_body, shape=shape)
+    def post(
+        path: str,
+        handle: Handle,
+        shape: ApiShape = OPENAI,
+        has_body: bool = True,
+        is_open: bool = False,
+    ) -> Route:
+        endpoint = Endpoint(around, path, handle, has_body=has_body, is_open=is_open, shape=shape)
         return Route(path, endpoint, methods=["POST"])
 
     models, held = info.Models(inference), HeldResponses(hold_s)
@@ -98,7 +105,7 @@ def make_app(
     routes = [
         get("/health", info.health(why_not_serving), is_open=True),
         get("/ping", info.health(why_not_serving), is_open=True),
-        post("/ping", info.health(why_not_serving), has_body=False),
+        post("/ping", info.health(why_not_serving), has_body=False, is_open=True),
         get("/version", info.version),
         get("/load", info.load(inference)),
         get("/metrics", info.metrics(metrics)),
@@ -119,10 +126,10 @@ def make_app(
         post("/tokenize", tokens.tokenize(inference)),
         post("/detokenize", tokens.detokenize(inference)),
         *([get("/tokenizer_info", tokenizer)] if tokenizer is not None else []),
-        post("/generate", generate(inference)),
+        post("/generate", generate(inference), OF_TEXTS),
     ]
     paths = [f"{min(each.methods or ()):<5} {each.path}" for each in routes]
-    routes.append(get("/", home(inference, paths), is_open=True))
+    routes.append(get("/", home(inference, paths)))
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for it"

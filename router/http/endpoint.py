@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -63,11 +63,12 @@ class ApiShape:
     status_of: Callable[[QuireError], int] = status_of
     id_headers: Sequence[str] = (REQUEST_ID,)
     own_names: Mapping[str, str] = field(default_factory=dict)
+    in_stream: Callable[[bytes, str], bytes] = lambda body, event: event_bytes(body, event=event)
 
     def spelled(self, error: QuireError) -> QuireError:
         """Return an error whose field has the name that its client knows it by."""
         if isinstance(error, InvalidRequestError) and error.field in self.own_names:
-            return type(error)(self.own_names[error.field], error.description)
+            return error.renamed(self.own_names[error.field])
         return error
 
 
@@ -82,6 +83,8 @@ class BodyDefaults:
         include_usage: end streams with the numbers of tokens.
         tokens_as_ids: show tokens by their ids where their log-probabilities are.
     """
+
+    ROUTES: ClassVar = ("/v1/chat/completions", "/v1/completions")
 
     include_usage: bool = False
     tokens_as_ids: bool = False
@@ -190,7 +193,7 @@ class Endpoint:
             async with asyncio.timeout_at(call.deadline_s):
                 if self._has_body:
                     body, release = await self._around.bodies.read_object(call.headers, receive)
-                    if self._shape is OPENAI:
+                    if self.route in BodyDefaults.ROUTES:
                         body = self._around.body_defaults.added_to(body)
                     call.keep_body(body, release)
                     call.take_request_id()
@@ -217,7 +220,7 @@ class Endpoint:
         if call.status is None:
             await call.answer(body, shape.status_of(error), headers_of(error))
         elif not isinstance(error, ReaderStalledError):  # who would not read this either
-            event = event_bytes(to_json(body), event=shape.error_event)
+            event = shape.in_stream(to_json(body), shape.error_event)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._around.keep_alive_s):
                     await call.write(event, is_last=True)

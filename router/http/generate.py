@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 
+from quire.contract.errors import NotFiniteError
 from quire.contract.inputs import GenerateInput
-from quire.contract.outputs import Delta, Event, Finished
+from quire.contract.outputs import Delta, Event, Finished, FinishReason
 from router.http.call import HttpCall, to_json
 from router.http.completions.request import DEFAULT_MAX_TOKENS
 from router.http.endpoint import Handle
@@ -36,6 +37,7 @@ def generate(inference: Inference) -> Handle:
                 call.request_id,
                 body.text("model"),
                 body.integer("priority", 0) or 0,
+                body.text("cache_salt"),
             )
             call.forget_body()
         texts = [prompt] * params.n
@@ -57,9 +59,15 @@ def generate(inference: Inference) -> Handle:
 
 
 def _take(texts: list[str], event: Event) -> bool:
-    """Add what an event brings to the texts; return whether it belongs to an output."""
+    """Add what an event brings to the texts; return whether it belongs to an output.
+
+    Raises:
+        NotFiniteError: an output failed.
+    """
     if not isinstance(event, Delta | Finished):
         return False
+    if isinstance(event, Finished) and event.finish_reason is FinishReason.ERROR:
+        raise NotFiniteError
     if isinstance(event, Delta):
         texts[event.index] += event.text
     return True

@@ -71,7 +71,9 @@ class Rule:
         is_number = isinstance(value, bool) and bool not in types and object not in types
         if not isinstance(value, types) or is_number:
             raise body.refuse(name, f"must be {self.kind.value}, got {kind_of(value)}")
-        if self.is_refused and value not in (False, "", [], {}, *self.allowed):
+        # 0 equals False, and may ask for something.
+        is_none = value is False or value in ("", [], {}, *self.allowed)
+        if self.is_refused and not is_none:
             raise body.refuse(name, f"must be absent: {self.why}")
 
 
@@ -143,6 +145,11 @@ _COMPLETIONS_OBEYED = (
     _SAMPLING + _COMMON + "resumable prompt suffix echo logprobs prompt_logprobs max_tokens stream "
     "stream_options return_token_ids return_tokens_as_token_ids add_special_tokens response_format"
 )
+_GENERATE: Mapping[str, Rule] = {
+    **_TO_GENERATION,
+    **_ignored(Kind.ANY, "the answer is texts alone", "logprobs prompt_logprobs echo"),
+    **_refused(Kind.ANY, "prompts are texts here, as the model expects them", "prompt_token_ids"),
+}
 _RESPONSES_OBEYED = (
     _SAMPLING + _COMMON + "input instructions tools tool_choice parallel_tool_calls text reasoning "
     "max_output_tokens top_logprobs include metadata stream background truncation "
@@ -264,6 +271,7 @@ def _table(obeyed: str, rules: Mapping[str, Rule]) -> Table:
 TABLES: Mapping[str, Table] = {
     "/v1/chat/completions": _table(_CHAT_OBEYED, _CHAT),
     "/v1/completions": _table(_COMPLETIONS_OBEYED, _TO_GENERATION),
+    "/generate": _table(_SAMPLING + _COMMON + "prompt stream max_tokens", _GENERATE),
     "/v1/responses": _table(_RESPONSES_OBEYED, _RESPONSES),
     "/v1/messages": _table(_MESSAGES_OBEYED, _MESSAGES),
     "/v1/embeddings": _table(_EMBEDDINGS_OBEYED, _TO_VECTORS),

@@ -151,8 +151,9 @@ async def replay_of(
             "prompts share one only if their request gives it",
         )
     if resumption.fingerprint:
-        numerics_id, text_id, *filled = resumption.fingerprint.split(".", 2)
-        defaults = _parse_defaults("".join(filled))
+        numerics_id, _, rest = resumption.fingerprint.partition(".")
+        text_id, _, filled = rest.partition(".")
+        defaults = _parse_defaults(filled)
         return ReplayInput(request, seed or 0, numerics_id, text_id, sampling_defaults=defaults)
     found = await inference.find_model(request.model)  # a router that has just started knows none
     return ReplayInput(request, seed or 0, found.numerics_id, found.text_id)
@@ -166,7 +167,7 @@ def fingerprint(started: Started) -> str | None:
     if not started.numerics_id:
         return None
     filled = ",".join(f"{name}={value!r}" for name, value in started.sampling_defaults.items())
-    return ".".join(filter(None, (started.numerics_id, started.text_id, filled)))
+    return f"{started.numerics_id}.{started.text_id}.{filled}".rstrip(".")
 
 
 def _parse_defaults(filled: str) -> dict[str, float]:

@@ -50,15 +50,20 @@ def file_context(options: HttpOptions) -> ssl.SSLContext:
         try:
             # A callback, since without one OpenSSL asks the terminal.
             context.load_cert_chain(str(paths[0]), paths[1], password=lambda: "")
-            if options.ssl_cert_reqs:
-                context.load_verify_locations(paths[2])
-                context.verify_mode = ssl.VerifyMode(options.ssl_cert_reqs)
         except (OSError, ValueError) as error:  # ssl.SSLError among them
             why = getattr(error, "reason", None) or error
             raise ConfigError(
                 "ssl_certfile: must be a certificate in PEM, with its key in ssl_keyfile or beside "
                 f"it and without a password, got {paths[0]}: {why}"
             ) from None
+        if options.ssl_cert_reqs:
+            try:
+                context.load_verify_locations(paths[2])
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"ssl_ca_certs: must be certificates in PEM, got {paths[2]}: {error}"
+                ) from None
+            context.verify_mode = ssl.VerifyMode(options.ssl_cert_reqs)
         return context
 
     return _following(stamps, make)

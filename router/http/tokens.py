@@ -20,7 +20,7 @@ def tokenize(inference: Inference) -> Handle:
         texts = None
         if body.boolean("return_token_strs"):
             texts = [inference.token_text(token_id) for token_id in token_ids]
-        lengths = [each.max_model_len for each in inference.models() if model in ("", each.name)]
+        lengths = [each.max_model_len for each in inference.models() if each.has_name(model)]
         await call.answer(
             {
                 "tokens": token_ids,

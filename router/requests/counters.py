@@ -43,6 +43,7 @@ class Latencies:
         first_token: until the first token.
         between_tokens: from one message with tokens to the next.
         whole: until the last output had ended, of requests that finished.
+        computed_s: of `whole`, the time after `queue`.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class Latencies:
         self.first_token = Histogram()
         self.between_tokens = Histogram()
         self.whole = Histogram()
+        self.computed_s = 0.0
 
 
 class Counters:
@@ -101,6 +103,7 @@ class Counters:
             whole_s=latencies.whole.total,
             num_queued=latencies.queue.count,
             queue_s=latencies.queue.total,
+            computed_s=latencies.computed_s,
             last_s=self.last_end.get(model, 0.0),
         )
 
@@ -121,6 +124,7 @@ class RequestCounters:
         self._is_resumed = False
         self._arrival = time.monotonic()
         self._latencies: Latencies
+        self._taken = self._arrival  # by a scheduler
         self._last_tokens: float | None = None
         self._has_started = False
         self._is_aborted = False
@@ -153,7 +157,8 @@ class RequestCounters:
                 self._counters.prompt_tokens[self._model] += num_tokens
                 if self._key:
                     self._counters.key_prompt_tokens[self._key] += num_tokens
-                self._latencies.queue.observe(time.monotonic() - self._arrival)
+                self._taken = time.monotonic()
+                self._latencies.queue.observe(self._taken - self._arrival)
             case Finished():
                 self._count_output(event.finish_reason)
 
@@ -179,7 +184,9 @@ class RequestCounters:
             elif self._is_aborted:
                 self._end(RequestOutcome.ABORTED)
             else:
-                self._latencies.whole.observe(time.monotonic() - self._arrival)
+                now = time.monotonic()
+                self._latencies.whole.observe(now - self._arrival)
+                self._latencies.computed_s += now - self._taken
                 self._end(RequestOutcome.FINISHED)
 
     def fail(self, error: Exception) -> None:

@@ -188,7 +188,7 @@ def _named(error: InvalidRequestError, name: str) -> InvalidRequestError:
     """Return an error that names a prompt as its caller does."""
     if error.field != "prompt":
         return error
-    return type(error)(name, error.description)
+    return error.renamed(name)
 
 
 async def _unless(aborted: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -282,7 +282,7 @@ class Inference:
         except InvalidRequestError as error:
             if error.field != "text":
                 raise
-            raise type(error)(name, error.description) from error
+            raise error.renamed(name) from error
 
     async def detokenize(self, request: DetokenizeInput) -> str:
         """Return the text of token ids; raises as `Validator.detokenize`."""

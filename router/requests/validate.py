@@ -304,7 +304,9 @@ def _truncated(token_ids: Sequence[int], params: SamplingParams, model: ModelInf
     if num_kept is None:
         return token_ids
     if num_kept == ALL_THAT_FIT:
-        num_kept = max(1, model.max_model_len - (params.max_tokens or 1))
+        # Where max_tokens would leave no room for a prompt, it is less that will be answered.
+        room = model.max_model_len - (params.max_tokens or 1)
+        num_kept = room if room > 0 else model.max_model_len - 1
     return token_ids[:num_kept] if params.truncate_right else token_ids[-num_kept:]
 
 

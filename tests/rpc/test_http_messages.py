@@ -3,6 +3,7 @@
 The fake model repeats its prompt, so that a message of a test is what the assistant answers.
 """
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -344,3 +345,11 @@ async def test_no_such_path_or_method_is_anthropics_error(
     assert answer["request_id"] == response.headers["request-id"]
     other = await setup.http.request(method, f"{PATH}s")
     assert (other.status_code, set(other.json())) == (404, {"error"})
+
+
+async def test_a_conversation_that_is_too_long_is_told_in_anthropics_words(setup) -> None:
+    body = {"messages": [{"role": "user", "content": "long " * 300}], "max_tokens": 4}
+    answer = await setup.post(PATH, body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 255 maximum", message), message

@@ -153,7 +153,16 @@ async def test_the_longest_request_id_can_be_resumed(tmp_path) -> None:
             400,
             "seed",
         ),
-        ({"resume": {"id": "a", "seed": 1, "system_fingerprint": "other."}}, {}, 412, None),
+        *(
+            ({"resume": {"id": "a", "seed": 1, "system_fingerprint": each}}, {}, 412, None)
+            for each in ("other.", "other", ".", "a.b.", "..", "中")
+        ),
+        (
+            {"resume": {"id": "a", "seed": 1, "system_fingerprint": "a.b.c"}},
+            {},
+            400,
+            "system_fingerprint",
+        ),
         ({}, {"last-event-id": "3"}, 400, "x-request-id"),
         ({}, {"last-event-id": "x", "x-request-id": "a"}, 400, "last-event-id"),
     ],

@@ -37,6 +37,9 @@ def test_the_file_of_the_model_has_the_defaults(tmp_path: Path) -> None:
     assert load_generation_defaults(model, "vllm", {}) == {}
     changed = load_generation_defaults(model, "auto", {"temperature": 0.1, "max_new_tokens": 7})
     assert changed == {**expected, "temperature": 0.1, "max_tokens": 7}
+    for off in (0, -1, None):
+        changed = load_generation_defaults(model, "auto", {"top_k": off})
+        assert changed == {name: value for name, value in expected.items() if name != "top_k"}
     other = tmp_path / "other"
     other.mkdir()
     assert load_generation_defaults(other, "auto", {}) == {}

@@ -1,6 +1,7 @@
 """Structural tags become grammars that allow what they say, and nothing else."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -114,3 +115,22 @@ def test_a_tree_is_not_too_deep() -> None:
         tree = {"type": "sequence", "elements": [tree]}
     with pytest.raises(InvalidRequestError, match="nested at most 16 deep"):
         structural_tag_grammar(json.dumps({"format": tree}), {})
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_its_place() -> None:
+    text = '{"items":' * 450 + "{}" + "}" * 450
+    tag = {"format": {"type": "json_schema", "json_schema": "SCHEMA"}}
+    spec = json.dumps(tag).replace('"SCHEMA"', text)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(600)
+    try:
+        with pytest.raises(InvalidRequestError, match=r"format.json_schema: must be nested less"):
+            structural_tag_grammar(spec, {})
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_an_error_shows_the_beginning_of_a_kind() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        structural_tag_grammar(json.dumps({"format": {"type": "x" * 10_000}}), {})
+    assert len(caught.value.message) < 400

@@ -10,6 +10,14 @@ from router.http.errors import headers_of, openai_error, status_of
 from router.http.messages.errors import OVERLOADED, anthropic_error, anthropic_status
 
 
+def test_an_error_keeps_what_it_knows_under_another_name() -> None:
+    long = errors.ContextLengthError("prompt", "must be shorter", 300, 256).renamed("messages")
+    assert long.message == "messages: must be shorter"
+    body = anthropic_error(long, "")
+    assert body["error"]["message"] == "prompt is too long: 300 tokens > 256 maximum"
+    assert type(errors.TooLargeError("a", "b").renamed("c")) is errors.TooLargeError
+
+
 def made(kind: type[QuireError]) -> QuireError:
     if issubclass(kind, InvalidRequestError):
         return kind("prompt", "must be short")

@@ -118,3 +118,11 @@ def test_fields_of_no_table_are_counted_by_name() -> None:
         unknown.add("r", [f"name{number}"])
     assert len(unknown.counts) == UnknownFields.MAX_NAMES
     assert unknown.counts["r", OTHER] > UnknownFields.MAX_NAMES
+
+
+def test_zero_is_not_nothing() -> None:
+    table = TABLES["/v1/chat/completions"]
+    for name in ("thinking_token_budget", "routed_experts_prompt_start"):
+        with pytest.raises(InvalidRequestError, match=f"^{name}: must be absent"):
+            table.check(Fields({name: 0}))
+    assert TABLES["/score"].check(Fields({"max_tokens_per_doc": 0})) == []

@@ -1,0 +1,71 @@
+"""/generate of a real router: prompt and texts as one, as the server of vLLM's first releases."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from quire import SamplingParams
+from quire.contract.errors import NOT_FINITE
+from router.http.generate import END
+from tests.rpc.http_setup import HttpSetup, http_router
+from tests.rpc.router_setup import PROMPT
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/generate"
+BODY = {"prompt": PROMPT, "max_tokens": 24}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def setup(tmp_path_factory) -> AsyncIterator[HttpSetup]:
+    async with http_router(tmp_path_factory.mktemp("model")) as made:
+        yield made
+
+
+async def parts_of(setup: HttpSetup, **body: Any) -> list[Any]:
+    answer = await setup.post(PATH, {**BODY, "stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    *parts, rest = answer.content.split(END)
+    assert rest == b""
+    return [json.loads(each) for each in parts]
+
+
+async def test_texts_are_those_of_the_grpc_api_behind_the_prompt(setup: HttpSetup) -> None:
+    same = await setup.client.generate(PROMPT, SamplingParams(max_tokens=24))
+    answer = await setup.post(PATH, BODY)
+    assert answer.json() == {"text": [PROMPT + same.text]}
+    parts = await parts_of(setup)
+    assert parts[-1] == {"text": [PROMPT + same.text]}
+    lengths = [len(each["text"][0]) for each in parts]
+    assert lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cache_salt", "s" * 257),
+        ("prompt_token_ids", [1]),
+        ("thinking_token_budget", 0),
+        ("max_tokens", "many"),
+        ("temperature", -1),
+        ("logit_bias", 5),
+    ],
+)
+async def test_what_is_not_obeyed_is_refused(setup: HttpSetup, field: str, value: object) -> None:
+    answer = await setup.post(PATH, {**BODY, field: value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"{field}: ")
+
+
+async def test_an_answer_that_failed_is_none(setup: HttpSetup) -> None:
+    setup.fake.num_tokens_until_error = 5
+    try:
+        answer = await setup.post(PATH, BODY)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, NOT_FINITE)
+        last = (await parts_of(setup))[-1]
+        assert last["error"]["message"] == NOT_FINITE
+    finally:
+        setup.fake.num_tokens_until_error = None
