@@ -31,15 +31,25 @@ find_python() {
 
 python=$(find_python)
 [ -n "$python" ] || fail "Python 3.11 or newer is missing: apt-get install python3 python3-venv python3-dev (or set PYTHON)"
-"$python" -c 'import ensurepip, venv' 2>/dev/null ||
-  fail "Python's venv module is missing: apt-get install python3-venv"
-"$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' ||
-  fail "Python's C headers are missing: apt-get install python3-dev"
-compiler=${CXX:-c++}
-command -v "$compiler" >/dev/null 2>&1 || fail "a C++17 compiler is missing: apt-get install g++"
+# All that is missing at once.
+missing=() packages=()
+"$python" -c 'import ensurepip, venv' 2>/dev/null || {
+  missing+=("Python's venv module")
+  packages+=(python3-venv)
+}
+"$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || {
+  missing+=("Python's C headers")
+  packages+=(python3-dev)
+}
 echo 'int main() { if constexpr (true) return 0; }' |
-  "$compiler" -std=c++17 -x c++ -fsyntax-only - 2>/dev/null ||
-  fail "$compiler cannot compile C++17: apt-get install g++"
+  "${CXX:-c++}" -std=c++17 -x c++ -fsyntax-only - >/dev/null 2>&1 || {
+  missing+=("a compiler of C++17")
+  packages+=(g++)
+}
+if [ ${#missing[@]} -gt 0 ]; then
+  printf -v list ', %s' "${missing[@]}"
+  fail "missing: ${list:2}: apt-get install ${packages[*]}"
+fi
 
 running=
 trap '[ -z "$running" ] || kill $running 2>/dev/null || true' EXIT
