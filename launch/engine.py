@@ -66,9 +66,10 @@ class AsyncLLMEngine:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None,
         sampling_params: SamplingParams | None = None,
         request_id: str = "",
+        prompt_token_ids: Sequence[int] | None = None,
         *,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -78,6 +79,7 @@ class AsyncLLMEngine:
             prompt: text, token ids, or a mapping of "prompt" or "prompt_token_ids".
             sampling_params: None for the defaults.
             request_id: unique among those that run; "" has one made.
+            prompt_token_ids: of the prompt, whose text is then only shown.
             priority: smaller goes first, in [-100, 100].
 
         Raises:
@@ -85,6 +87,7 @@ class AsyncLLMEngine:
         """
         if self._client is None:
             self._client = self._llm.async_client()
+        prompt = with_ids(prompt, prompt_token_ids)
         params = self._llm.seeded(sampling_params or SamplingParams())
         outputs = outputs_of(self._client, request_id, prompt, params, priority)
         async with aclosing(outputs):
