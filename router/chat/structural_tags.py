@@ -12,8 +12,23 @@ from quire.contract.errors import InvalidRequestError
 from quire.grammar import lark_regex
 from router.chat.parsers.lark import TEXT, Rules
 
-_FIELD = "structured_outputs.structural_tag"
+STRUCTURAL_TAG = "structured_outputs.structural_tag"
 MAX_DEPTH = 16
+_TAGS = ("tags", "at_least_one", "stop_after_first")
+# What each part may say beside its type.
+_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "any_text": (),
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "or": ("elements",),
+    "regex": ("pattern",),
+    "sequence": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "tags_with_separator": (*_TAGS, "separator"),
+    "triggered_tags": (*_TAGS, "triggers"),
+}
+_DEFAULTS = {"style": "json"}
+_SWITCHES = _TAGS[1:]
 
 
 def structural_tag_grammar(text: str, added_tokens: Mapping[str, int]) -> str:
@@ -78,6 +93,7 @@ class _Builder:
         if not isinstance(kind, str) or kind not in self._kinds:
             known = ", ".join(self._kinds)
             raise _wrong(f"{path}.type", f"must be one of {known}, got {str(kind)[:32]!r}")
+        _check_members(part, kind, path)
         return self._kinds[kind](part, path, depth)
 
     def _schema(self, part: dict[str, Any], path: str, _: int) -> str:
@@ -93,9 +109,14 @@ class _Builder:
             return self.rules.json(schema)
         except RecursionError:
             raise _wrong(f"{path}.json_schema", "must be nested less deeply") from None
+        except InvalidRequestError as error:  # all schemas together are too long
+            raise _wrong(f"{path}.json_schema", error.description) from None
 
     def _sequence(self, part: dict[str, Any], path: str, depth: int) -> str:
-        return f"({' '.join(self._elements(part, path, depth))})"
+        found = self._elements(part, path, depth)
+        for place, each in enumerate(part["elements"][:-1]):
+            _check_end(each, f"{path}.elements[{place}]")
+        return f"({' '.join(found)})"
 
     def _either(self, part: dict[str, Any], path: str, depth: int) -> str:
         return f"({' | '.join(self._elements(part, path, depth))})"
@@ -117,7 +138,10 @@ class _Builder:
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             return self.rules.text_until(end)
         inner = self.of_format(content, f"{path}.content", depth + 1)
-        return f"{inner} {self.rules.mark(end)}" if end else inner
+        if not end:
+            return inner
+        _check_end(content, f"{path}.content")
+        return f"{inner} {self.rules.mark(end)}"
 
     def _tags(self, part: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
         """Return the tags of a part, and where each stands."""
@@ -125,6 +149,7 @@ class _Builder:
         for tag, where in tags:
             if not isinstance(tag, dict):
                 raise _wrong(where, "must be an object")
+            _check_members(tag, "tag", where)
         return tags
 
     def _triggered(self, part: dict[str, Any], path: str, depth: int) -> str:
@@ -147,9 +172,51 @@ class _Builder:
         separator = _text(part, path, "separator", may_be_empty=True)
         tags = [self._tag(tag, where, depth + 1) for tag, where in self._tags(part, path)]
         one = self.rules.rule(" | ".join(tags))
+        for place, each in enumerate([] if part.get("stop_after_first") else part["tags"]):
+            _check_end(each, f"{path}.tags[{place}]")
         between = f"{self.rules.mark(separator)} " if separator else ""
         several = one if part.get("stop_after_first") else f"{one} ({between}{one})*"
         return f"({several})" if part.get("at_least_one") else f"({several})?"
+
+
+def _check_members(part: Mapping[str, Any], kind: str, path: str) -> None:
+    """Check that a part says nothing that is not obeyed here.
+
+    Raises:
+        InvalidRequestError: it does; names the member.
+    """
+    for name, value in part.items():
+        if name in _SWITCHES and not isinstance(value, bool | None):
+            raise _wrong(f"{path}.{name}", "must be true or false")
+        is_known = name == "type" or name in _MEMBERS[kind]
+        if not is_known and value not in (None, [], _DEFAULTS.get(name)):
+            raise _wrong(f"{path}.{name[:32]}", "must be absent: it is not obeyed here")
+
+
+def _is_open(part: Any) -> bool:
+    """Return whether a part, which is well-formed, may end with text that nothing ends."""
+    match part.get("type", "tag"):
+        case "any_text" | "triggered_tags":
+            return True
+        case "sequence":
+            return _is_open(part["elements"][-1])
+        case "or":
+            return any(map(_is_open, part["elements"]))
+        case "tag":
+            return not part["end"] and _is_open(part["content"])
+        case "tags_with_separator":
+            return any(map(_is_open, part["tags"]))
+    return False
+
+
+def _check_end(part: Any, path: str) -> None:
+    """Check that a part has an end: free text would take all that comes behind it.
+
+    Raises:
+        InvalidRequestError: it has none.
+    """
+    if _is_open(part):
+        raise _wrong(path, "must come last, or be the content of a tag with an end: it is any text")
 
 
 def _items(part: dict[str, Any], path: str, name: str) -> list[Any]:
@@ -167,4 +234,4 @@ def _text(part: dict[str, Any], path: str, name: str, may_be_empty: bool = False
 
 
 def _wrong(path: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{_FIELD}.{path}" if path else _FIELD, problem)
+    return InvalidRequestError(f"{STRUCTURAL_TAG}.{path}" if path else STRUCTURAL_TAG, problem)

@@ -28,7 +28,7 @@ from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import ALL_THAT_FIT, SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.observe.tracing import child
-from router.chat.structural_tags import structural_tag_grammar
+from router.chat.structural_tags import STRUCTURAL_TAG, structural_tag_grammar
 from router.requests.time_ledger import Part, TimeLedger
 from router.text.tokenize import TextCodec
 
@@ -214,11 +214,17 @@ class Validator:
         if (grammar := params.structured_outputs) is not None:
             if self._check_grammar is None:
                 raise InvalidRequestError("structured_outputs", "must be absent: none is obeyed")
-            if grammar.structural_tag is not None:
-                made = structural_tag_grammar(str(grammar.structural_tag), self._codec.added_tokens)
-                grammar = StructuredOutputsParams(grammar=made)
-                params = dataclasses.replace(params, structured_outputs=grammar)
-            await self._check_grammar(grammar, model)
+            tag = grammar.structural_tag
+            try:
+                if tag is not None:
+                    made = structural_tag_grammar(str(tag), self._codec.added_tokens)
+                    grammar = StructuredOutputsParams(grammar=made)
+                    params = dataclasses.replace(params, structured_outputs=grammar)
+                await self._check_grammar(grammar, model)
+            except InvalidRequestError as error:
+                if tag is None or error.field.startswith(STRUCTURAL_TAG):
+                    raise
+                raise error.renamed(STRUCTURAL_TAG) from None  # the grammar was made of it
         return ValidGenerateRequest(
             request.request_id or uuid.uuid4().hex,
             model,

@@ -35,6 +35,20 @@ def triggered(**own: Any) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL], **own}}
 
 
+ANY: dict[str, Any] = {"type": "any_text"}
+
+
+def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"format": {"type": "sequence", "elements": elements}}
+
+
+def test_text_that_nothing_ends_comes_last() -> None:
+    begin = {"type": "const_string", "value": "a: "}
+    ended = {"begin": "<b>", "content": ANY, "end": "</b>"}
+    assert allows(sequence(begin, ended, ANY), "a: <b>x</b> y")
+    assert allows({"format": {"type": "json_schema", "json_schema": {}, "style": "json"}}, "{}")
+
+
 @pytest.mark.parametrize("spec", [OLD, triggered()])
 def test_text_is_free_until_a_trigger(spec: object) -> None:
     for text in ("", "hello", 'a <f>{"n": 1}</f> b', '<f>{"n": 1}</f><f>{"n": 2}</f>'):
@@ -100,6 +114,32 @@ def test_a_mark_that_is_a_token_is_one() -> None:
             ".format.tags[0].begin",
         ),
         ({"format": {"type": "or", "elements": []}}, ".format.elements"),
+        ({"format": {"type": "any_text", "excludes": ["x"]}}, ".format.excludes"),
+        (triggered(excludes=["x"]), ".format.excludes"),
+        (triggered(stop_after_first="false"), ".format.stop_after_first"),
+        (triggered(tags=[{**CALL, "until": "x"}]), ".format.tags[0].until"),
+        (
+            {"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
+            ".format.style",
+        ),
+        (sequence(ANY, {"type": "const_string", "value": "END"}), ".format.elements[0]"),
+        (sequence(sequence(ANY)["format"], ANY), ".format.elements[0]"),
+        (sequence(triggered()["format"], CALL), ".format.elements[0]"),
+        (sequence({"begin": "<a>", "content": ANY, "end": ""}, CALL), ".format.elements[0]"),
+        (
+            {"format": {"begin": "a", "content": sequence(ANY)["format"], "end": "b"}},
+            ".format.content",
+        ),
+        (
+            {
+                "format": {
+                    "type": "tags_with_separator",
+                    "tags": [{"begin": "a", "content": ANY, "end": ""}],
+                    "separator": ",",
+                }
+            },
+            ".format.tags[0]",
+        ),
     ],
 )
 def test_what_is_malformed_is_refused_by_its_place(spec: object, field: str) -> None:

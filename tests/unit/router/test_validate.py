@@ -1,5 +1,6 @@
 """Every refusal names field, limit and value; whatever passes can be run."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import DetokenizeInput, GenerateInput, ResumeInput, TokenizeInput
 from quire.contract.outputs import ModelInfo
 from quire.contract.sampling_params import SamplingParams
+from quire.contract.structured_outputs import StructuredOutputsParams
 from router.requests.time_ledger import TimeLedger
 from router.requests.validate import Validator
 
@@ -20,6 +22,7 @@ class WordCodec:
 
     def __init__(self) -> None:
         self.num_encoded = 0
+        self.added_tokens: dict[str, int] = {}
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
         self.num_encoded += 1
@@ -143,3 +146,33 @@ async def test_detokenize_has_the_same_limits() -> None:
         await validator.detokenize(DetokenizeInput([1] * 17))
     with pytest.raises(InvalidRequestError, match=r"token_ids: .*\[0, 100\), got 100"):
         await validator.detokenize(DetokenizeInput([100]))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "num_kept"),
+    [(10, 4, 10), (14, 4, 12), (10, 16, 10), (10, 500, 10), (40, 500, 15), (40, None, 15)],
+)
+async def test_all_that_fits_of_a_prompt_is_kept(
+    num_tokens: int, max_tokens: int | None, num_kept: int
+) -> None:
+    ids = tuple(range(2, 2 + num_tokens))
+    given = request(ids, truncate_prompt_tokens=-1, max_tokens=max_tokens)
+    valid = await make()[0].generate(given, TimeLedger())
+    assert valid.prompt_token_ids == ids[-num_kept:]
+
+
+async def test_an_error_of_a_structural_tag_names_it() -> None:
+    async def check(grammar: StructuredOutputsParams, model: ModelInfo) -> None:
+        raise InvalidRequestError("structured_outputs.grammar", "must be one that compiles")
+
+    validator = Validator(WordCodec(), find_model, max_prompt_bytes=1000, check_grammar=check)
+    mark = "x" * 12_000  # as a regex it is several times as long
+    tags = [{"begin": mark, "content": {"type": "any_text"}, "end": "y"}]
+    long = {"format": {"type": "triggered_tags", "triggers": [mark], "tags": tags}}
+    for tag in ('{"format": {"type": "any_text"}}', json.dumps(long)):
+        asked = StructuredOutputsParams(structural_tag=tag)
+        with pytest.raises(InvalidRequestError, match=r"^structured_outputs.structural_tag: "):
+            await validator.generate(request(structured_outputs=asked), TimeLedger())
+    asked = StructuredOutputsParams(grammar="start: 'a'")
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs.grammar: must be one"):
+        await validator.generate(request(structured_outputs=asked), TimeLedger())
