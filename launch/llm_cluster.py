@@ -51,8 +51,8 @@ def keywords_of(given: Mapping[str, Any]) -> EngineKeywords:
     """Return keywords of `LLM`, which may be vLLM's, as options of an engine.
 
     Raises:
-        TypeError: one is no option, and none of vLLM's.
-        ConfigError: one asks for what is not done here, or is a server's.
+        TypeError: one is no option and none of vLLM's, or is a server's.
+        ConfigError: one asks for what is not done here.
     """
     # The parameters of a request are what they say: no file of the model's fills them in.
     asked = {key: value for key, value in given.items() if (key, value) != _NO_DEFAULTS}

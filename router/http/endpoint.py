@@ -56,6 +56,7 @@ class ApiShape:
         status_of: returns the status of an answer that reports an error.
         id_headers: of each answer that carry the request's id.
         own_names: of fields that the contract calls otherwise, by its names.
+        in_stream: returns how a body, with the type of its event, stands in a stream.
     """
 
     error_body: Callable[[QuireError, str], dict[str, Any]] = lambda error, _: openai_error(error)
