@@ -11,6 +11,8 @@ PARAMS = "SamplingParams(max_tokens=800, ignore_eos=True)"
 HEAD = """
 import asyncio, os, signal, sys, threading
 from quire import *
+# A shell has it ignored in what it runs in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 options = {"kv_cache_gib": 0.03125, "num_threads": 1}
 """
 # By kind: the script, its status, and the last line on stderr.
