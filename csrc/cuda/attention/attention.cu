@@ -41,6 +41,7 @@ std::shared_ptr<AttentionPlan> plan_attention(const PagedAttentionParams& p, int
   if (!has_plan(p)) return nullptr;
   auto plan = std::static_pointer_cast<DevicePlan>(std::move(earlier));
   if (plan == nullptr) plan = std::make_shared<DevicePlan>();
+  // A stated length fixes the sizes of launches, for a step that a graph replays.
   if (max_seq_len == 0) {
     plan->make(p, p.seq_lens, p.query_start_loc, stream);
   } else {
