@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.architecture_check import check_architecture
 from launch.cluster.config import ClusterConfig
 from launch.weight_files import stored_tensors
 from quire.contract.engine_options import GIB
 from quire.contract.errors import ConfigError, ModelLoadError
 from quire.gguf_file import GgufFile, find_gguf
+from worker_svc.cache.block_size import check_block_size
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.loading.hf_config import HfConfig
 
@@ -57,12 +59,15 @@ def check_model(config: ClusterConfig) -> None:
         gguf = find_gguf(config.model)
         if gguf is None:
             _check_directory(config.model)
-            sizes = _hf_sizes(HfConfig.read(config.model / "config.json"))
+            hf = HfConfig.read(config.model / "config.json")
+            check_architecture(hf, config)
+            sizes = _hf_sizes(hf)
         else:
             sizes = _gguf_sizes(GgufFile(gguf))
     except ModelLoadError as error:
         raise ConfigError(error.message) from None
     _check_ranks(sizes.num_heads, config)
+    check_block_size(config.block_size)
     _check_length(sizes.longest, config.max_model_len)
     free = _free_bytes()
     if free is not None:

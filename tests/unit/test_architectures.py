@@ -2,11 +2,15 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from launch.architecture_check import check_architecture
+from launch.cluster.config import ClusterConfig, embedded_model
+from quire.contract.errors import ConfigError
 from tools.architectures import (
     PAGE,
     Outcome,
@@ -21,6 +25,7 @@ from tools.published_configs import PUBLISHED
 from worker_svc.loading import fallback_proof
 from worker_svc.loading.hf_config import HfConfig
 from worker_svc.models.llama import LlamaConfig, build_llama, read_llama
+from worker_svc.models.native import NATIVE
 from worker_svc.models.registry import FAMILIES, ModelFamily
 
 ROW = re.compile(
@@ -46,10 +51,35 @@ REDERIVED = (
     "stablelm",
 )
 
+# Of those that no worker serves, some that people have.
+FOUND_WITHOUT_RUNNING = {"jamba", "mamba", "mamba2", "nemotron_h", "qwen3_5_text", "qwen3_next"}
+
 
 def test_native_rows_are_the_registry() -> None:
     native = {name for name, outcome in OUTCOMES.values() if outcome is Outcome.NATIVE}
     assert native == set(FAMILIES)
+
+
+def test_names_are_known_without_the_families() -> None:
+    assert set(FAMILIES) == NATIVE
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_what_starts_nothing_refuses_only_what_no_worker_serves(row: Row, tmp_path: Path) -> None:
+    reads = f'{{"model_type": "{row.model_type}", "architectures": ["{row.architecture}"]}}'
+    (tmp_path / "config.json").write_text(reads)
+    hf = HfConfig.read(tmp_path / "config.json")
+    config = ClusterConfig(model=embedded_model(), port=None, grpc_port=0)
+    if row.outcome is not Outcome.REFUSED:
+        check_architecture(hf, config)
+        return
+    try:
+        check_architecture(hf, config)
+    except ConfigError as error:
+        # A worker may have found another reason first.
+        assert f"{row.architecture} is not served: " in error.message
+    else:
+        assert row.model_type not in FOUND_WITHOUT_RUNNING
 
 
 def test_the_table_is_of_the_installed_transformers() -> None:

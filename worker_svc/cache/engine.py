@@ -10,6 +10,7 @@ import torch
 from quire.contract.errors import ConfigError, InvalidRequestError
 from worker_svc.arrays import IntArray
 from worker_svc.cache.block_bytes import block_bytes_of
+from worker_svc.cache.block_size import check_block_size
 from worker_svc.cache.calibration import calibrate
 from worker_svc.cache.mover_cpu import BlockMover
 from worker_svc.cache.mover_gpu import StreamBlockMover
@@ -18,26 +19,9 @@ from worker_svc.device.cuda import CudaDevice
 from worker_svc.layers.attention import KVCaches
 from worker_svc.loading.loader import LoadedModel
 
-# The attention kernels serve powers of two between these.
-MIN_BLOCK_SIZE = 8
-MAX_BLOCK_SIZE = 256
 # More host blocks than this for each block of the cache would only wait.
 MAX_HOST_BLOCKS_PER_BLOCK = 4
 MEASURED_BLOCKS = 16
-
-
-def check_block_size(block_size: int) -> None:
-    """Check that the kernels serve blocks of this many tokens.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    in_range = MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE
-    if not in_range or block_size & (block_size - 1):
-        raise ConfigError(
-            f"block_size: must be a power of two in [{MIN_BLOCK_SIZE}, {MAX_BLOCK_SIZE}], "
-            f"got {block_size}"
-        )
 
 
 def block_bytes(loaded: LoadedModel, block_size: int) -> int:

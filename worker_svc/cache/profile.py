@@ -13,7 +13,8 @@ from quire.contract.engine_options import GIB, CacheOptions
 from quire.contract.errors import ConfigError
 from quire.contract.steps import max_sampled_rows
 from quire.contract.workers import CacheProfile
-from worker_svc.cache.engine import allocate_tensors, check_block_size, device_block_bytes
+from worker_svc.cache.block_size import check_block_size
+from worker_svc.cache.engine import allocate_tensors, device_block_bytes
 from worker_svc.device.base import MemoryProfile
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.layers.attention import KVCaches

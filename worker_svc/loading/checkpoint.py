@@ -20,7 +20,8 @@ from worker_svc.loading.hf_config import HfConfig
 from worker_svc.loading.quantized_checkpoint import read_quantization
 from worker_svc.loading.weights import GroupedReader, SafetensorsCheckpoint, TensorReader
 from worker_svc.models.interface import ModelConfig
-from worker_svc.models.registry import ModelFamily, find_family, is_native
+from worker_svc.models.native import is_native
+from worker_svc.models.registry import ModelFamily, find_family
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,

@@ -22,7 +22,7 @@ from worker_svc.device.base import Device
 from worker_svc.layers.rope_scaling import RopeParameters
 from worker_svc.loading.checkpoint import Checkpoint, open_checkpoint
 from worker_svc.models.interface import ModelConfig
-from worker_svc.models.registry import is_native
+from worker_svc.models.native import is_native
 from worker_svc.parallel.group import ParallelGroup
 
 # Each to be raised whenever a change gives a model that was served before other bits. Of

@@ -29,6 +29,7 @@ from worker_svc.models.interface import CausalLM, ModelConfig
 from worker_svc.models.llama import build_llama, read_llama, read_mistral
 from worker_svc.models.mixtral import read_mixtral
 from worker_svc.models.mpt import build_mpt, read_mpt
+from worker_svc.models.native import without_head
 from worker_svc.models.olmo2 import read_olmo2
 from worker_svc.models.opt import build_opt, read_opt
 from worker_svc.models.phi import build_phi, read_phi
@@ -103,20 +104,9 @@ FAMILIES = {
     ),
 }
 
-
-# Of a family, the architecture of checkpoints that were saved without the head, as those of
-# embedding models often are. Gemma3Model is of images too, and Gemma3TextModel mostly looks both
-# ways.
 _WITHOUT_HEAD = {
-    name.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model"): family
-    for name, family in FAMILIES.items()
-    if name != "Gemma3ForCausalLM"
+    name: family for each, family in FAMILIES.items() if (name := without_head(each)) is not None
 }
-
-
-def is_native(architecture: str) -> bool:
-    """Return whether a family of our own serves an architecture."""
-    return architecture in FAMILIES or architecture in _WITHOUT_HEAD
 
 
 def _read_without_head(read: Callable[[HfConfig], ModelConfig], hf: HfConfig) -> ModelConfig:

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 
-from launch import model_check
+from launch import architecture_check, model_check
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.model_check import MAX_PARTS, check_model
 from quire.contract.engine_options import GIB
@@ -34,7 +34,7 @@ def make_model(tmp_path: Path) -> MakeModel:
 
     def make(**values: Any) -> Path:
         model = tmp_path / "model"
-        shutil.copytree(embedded_model(), model)
+        shutil.copytree(embedded_model(), model, dirs_exist_ok=True)
         config = {key: value for key, value in {**DEMO, **values}.items() if value is not None}
         (model / "config.json").write_text(json.dumps(config))
         return model
@@ -68,6 +68,107 @@ def test_ranks_that_cannot_share_the_heads_are_refused(size: int) -> None:
         f"tensor_parallel_size: must divide num_attention_heads ({HEADS}), got {size}",
         tensor_parallel_size=size,
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("bert", "BertModel"),
+        ("bert", "BertForMaskedLM"),
+        ("llava", "LlavaForConditionalGeneration"),
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+        ("t5", "T5ForConditionalGeneration"),
+        ("qwen2", "Qwen2ForSequenceClassification"),
+        ("house", "HouseForCausalLM"),
+    ],
+)
+def test_what_is_no_decoder_of_transformers_is_refused(
+    model_type: str, architecture: str, make_model: MakeModel
+) -> None:
+    model = make_model(model_type=model_type, architectures=[architecture])
+    refused(f"architectures: {architecture} is not served: transformers ", model)
+
+
+def test_why_a_name_is_not_known_is_told_where_it_shows(make_model: MakeModel) -> None:
+    own = {"model_type": "house", "architectures": ["HouseForCausalLM"], "auto_map": {"a": "b"}}
+    for values, end in (
+        (own, "name, and code from a model directory is not run"),
+        ({**own, "auto_map": None}, "name"),
+        (
+            {"model_type": "bert", "architectures": ["BertModel"]},
+            "name, and vectors are those of a decoder's last token",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=f"has no causal decoder of that {end}$"):
+            check(make_model(**values))
+
+
+def test_a_type_that_transformers_reads_as_another_is_left_to_the_worker(
+    make_model: MakeModel,
+) -> None:
+    check(make_model(model_type="mistral", architectures=["MinistralForCausalLM"]))
+
+
+def test_what_looks_both_ways_is_refused(make_model: MakeModel) -> None:
+    model = make_model(is_causal=False)
+    refused(f"{model / 'config.json'}: is_causal: must be true", model)
+
+
+@pytest.mark.parametrize("text", ["", "A = 1", "[(1, 2) if a else 3,\n    ]"])
+def test_a_table_that_is_not_read_refuses_nothing(
+    text: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict(\n    {text}\n)"
+    monkeypatch.setattr(architecture_check, "_texts", lambda *_: [table])
+    architecture_check._causal_decoders.cache_clear()
+    check(make_model(model_type="bert", architectures=["BertModel"]))
+    architecture_check._causal_decoders.cache_clear()
+
+
+def test_attention_that_is_not_handed_over_is_refused(make_model: MakeModel) -> None:
+    model = make_model(model_type="mamba", architectures=["MambaForCausalLM"])
+    refused("architectures: MambaForCausalLM is not served: its attention does not go", model)
+
+
+def test_what_names_no_architecture_is_one_by_its_type(make_model: MakeModel) -> None:
+    check(make_model(architectures=None))
+    model = make_model(architectures=None, model_type="vit")
+    refused("architectures: must name a decoder, or model_type must be that of one", model)
+    refused(
+        "architectures: MambaForCausalLM is not served",
+        make_model(architectures=None, model_type="mamba"),
+    )
+
+
+def test_one_of_several_architectures_is_enough(make_model: MakeModel) -> None:
+    check(make_model(architectures=["HouseForCausalLM", DEMO["architectures"][0]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "only"),
+    [
+        ("tensor_parallel_size", 2, "1"),
+        ("quantization", "w8", "none"),
+        ("load_format", "dummy", "safetensors"),
+    ],
+)
+def test_what_transformers_runs_is_not_shared_nor_changed(
+    name: str, value: Any, only: str, make_model: MakeModel
+) -> None:
+    model = make_model(model_type="olmo", architectures=["OlmoForCausalLM"])
+    check(model)
+    refused(
+        f"{name}: must be {only} for OlmoForCausalLM, which transformers runs, got {value}",
+        model,
+        **{name: value},
+    )
+
+
+def test_without_transformers_architectures_are_left_to_the_worker(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(architecture_check, "_causal_decoders", dict)
+    check(make_model(model_type="bert", architectures=["BertModel"]))
 
 
 @pytest.mark.parametrize("name", ["num_attention_heads", "n_head", "n_heads"])
@@ -121,6 +222,12 @@ def test_a_length_that_only_the_worker_knows_is_left_to_it(
     values: dict[str, Any], make_model: MakeModel
 ) -> None:
     check(make_model(**values), max_model_len=LONGEST + 1)
+
+
+@pytest.mark.parametrize("size", [1, 4, 12, 255])
+def test_blocks_that_no_kernel_serves_are_refused(size: int) -> None:
+    check(block_size=8)
+    refused(f"block_size: must be a power of two in [8, 256], got {size}", block_size=size)
 
 
 @pytest.mark.parametrize("name", ["kv_cache_gib", "swap_space"])

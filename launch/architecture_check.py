@@ -1,0 +1,114 @@
+"""Whether workers serve a model's architecture, as far as that shows without running its code.
+
+A model without a family of our own is run by `transformers`, whose import takes seconds. What it
+says of its architectures is therefore read from its files.
+"""
+
+import ast
+import re
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from launch.cluster.config import ClusterConfig
+from quire.contract.errors import ConfigError
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.models.native import is_native
+
+# Of the file that says which architecture is the causal decoder of a type of models.
+_CAUSAL = re.compile(
+    r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\s*(\[.*?^    \])", re.MULTILINE | re.DOTALL
+)
+# Of a file of models: one whose base is of that file, and one that hands its attention over.
+_OWN_BASE = re.compile(r"^class \w+\(PreTrainedModel\b", re.MULTILINE)
+_HANDED_OVER = re.compile(r"_supports_attention_backend\b[^=\n]*= *True")
+
+
+def check_architecture(hf: HfConfig, config: ClusterConfig) -> None:
+    """Check that a model's architecture is served, as it is asked to be.
+
+    Raises:
+        ConfigError: it is not; what only running it tells is left to a worker.
+        ModelLoadError: config.json has keys of wrong types.
+    """
+    if not hf.flag("is_causal", True):
+        raise hf.error("is_causal", "must be true: a token of a decoder sees none behind it")
+    names, model_type = hf.texts("architectures"), hf.text("model_type", "")
+    known = {} if any(map(is_native, names)) else _causal_decoders()
+    # Without a type, transformers guesses one by the model's name.
+    if not known or not model_type:
+        return
+    if not names and model_type not in known:
+        raise ConfigError(
+            "architectures: must name a decoder, or model_type must be that of one, got none and "
+            f"{model_type!r}"
+        )
+    architecture = names[0] if names else known[model_type]
+    if is_native(architecture):
+        return
+    _check_decoder(architecture, model_type, hf)
+    for name, value, only in (
+        ("tensor_parallel_size", config.tensor_parallel_size, 1),
+        ("quantization", config.quantization, "none"),
+        ("load_format", config.load_format, "safetensors"),
+    ):
+        if value != only:
+            raise ConfigError(
+                f"{name}: must be {only} for {architecture}, which transformers runs, got {value}"
+            )
+
+
+def _check_decoder(architecture: str, model_type: str, hf: HfConfig) -> None:
+    """Check that an architecture is a decoder with the attention that is served.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    known = _causal_decoders()
+    # That of another type may be right: a few types are read as another one.
+    if architecture not in known.values():
+        reason = f"transformers {version('transformers')} has no causal decoder of that name"
+        if "auto_map" in hf:
+            reason += ", and code from a model directory is not run"
+        elif not architecture.endswith("ForCausalLM"):
+            reason += ", and vectors are those of a decoder's last token"
+        raise ConfigError(f"architectures: {architecture} is not served: {reason}")
+    if known.get(model_type) == architecture and not _may_hand_over(model_type):
+        raise ConfigError(
+            f"architectures: {architecture} is not served: its attention does not go through "
+            "transformers' attention interface"
+        )
+
+
+def _may_hand_over(model_type: str) -> bool:
+    """Return whether the models of a type may hand their attention over; True if unsure."""
+    folder = model_type.replace("-", "_")
+    files = _texts(f"models/{folder}", "modeling_*.py") or _texts(
+        f"models/{folder.removesuffix('_text')}", "modeling_*.py"
+    )
+    return not files or any(
+        _HANDED_OVER.search(each) or not _OWN_BASE.search(each) for each in files
+    )
+
+
+@cache
+def _causal_decoders() -> dict[str, str]:
+    """Return the architecture of each type of models; none if that is not found."""
+    for text in _texts("models/auto", "modeling_auto.py"):
+        if found := _CAUSAL.search(text):
+            with suppress(ValueError, SyntaxError):
+                return dict(ast.literal_eval(found[1]))
+    return {}
+
+
+def _texts(folder: str, pattern: str) -> list[str]:
+    """Return the texts of files of the installed transformers, which is not imported."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return []
+    files = (Path(spec.origin).parent / folder).glob(pattern)
+    with suppress(OSError, ValueError):
+        return [each.read_text("utf-8") for each in files]
+    return []
