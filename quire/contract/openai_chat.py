@@ -7,6 +7,8 @@ from typing import Any
 from quire.contract.chat import TOOL_CHOICES, ChatMessage, Tool, ToolCall, check_numbers
 from quire.contract.errors import InvalidRequestError
 
+# What an assistant thought, by the names that servers have for it.
+_REASONING = ("reasoning_content", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
@@ -99,7 +101,7 @@ def _message(field: str, value: Any) -> ChatMessage:
     if not role:
         raise InvalidRequestError(f"{field}.role", "must not be empty")
     calls = message.get("tool_calls") or ()
-    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    thought = next((name for name in _REASONING if message.get(name) is not None), _REASONING[0])
     content = parse_content(f"{field}.content", message.get("content"))
     if content is None and message.get("refusal") is not None:
         content = _text(f"{field}.refusal", message["refusal"])
@@ -112,7 +114,7 @@ def _message(field: str, value: Any) -> ChatMessage:
             for place, each in enumerate(_list(f"{field}.tool_calls", calls))
         ),
         _optional_text(f"{field}.tool_call_id", message.get("tool_call_id")),
-        _optional_text(f"{field}.reasoning_content", reasoning),
+        _optional_text(f"{field}.{thought}", message.get(thought)),
     )
 
 

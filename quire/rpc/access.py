@@ -32,7 +32,10 @@ MAX_OPEN_STREAMS = 2048
 RETRY_AFTER_MS = 1000
 
 # One text for a key that is absent, malformed, wrong, revoked or expired: a guess teaches nothing.
-REFUSAL = "this call needs a valid API key, as metadata 'authorization: Bearer KEY'"
+REFUSAL = (
+    "this call needs a valid API key: QUIRE_API_KEY or --api-key of quire's commands, api_key of "
+    "its clients, metadata 'authorization: Bearer KEY' of others"
+)
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.http import info, tokens
 from router.http.access import HttpAccess
 from router.http.bodies import Bodies
-from router.http.call import REQUEST_ID
+from router.http.call import REQUEST_ID, is_id
 from router.http.chat import endpoint as chat
 from router.http.completions import endpoint as completions
 from router.http.embeddings import endpoint as vectors
@@ -39,9 +39,11 @@ from router.http.messages.errors import ANTHROPIC
 from router.http.responses import endpoint as responses
 from router.http.responses.held import HeldResponses
 from router.requests.inference import Inference
-from router.requests.validate import MAX_REQUEST_ID_CHARS
 
-RESPONSES = ApiShape(error_event="error", own_names={"max_tokens": "max_output_tokens"})
+RESPONSES = ApiShape(
+    error_event="error",
+    own_name=lambda name: "max_output_tokens" if name == "max_tokens" else name,
+)
 MESSAGES = "/v1/messages"
 OF_TEXTS = ApiShape(in_stream=lambda body, _: body + END)
 
@@ -138,10 +140,13 @@ def make_app(
         path = request.scope["path"].removeprefix(root_path)
         shape = ANTHROPIC if f"{path}/".startswith(f"{MESSAGES}/") else OPENAI
         text = _why_not(status, request.method, path, routes)
-        request_id = request.headers.get(REQUEST_ID, "")[:MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
+        own_id = request.headers.get(REQUEST_ID, "")
+        request_id = own_id if own_id and is_id(own_id) else uuid.uuid4().hex
+        headers = dict.fromkeys(shape.id_headers, request_id)
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = ", ".join(_methods_of(path, routes))
         body = shape.error_body(HttpError(status, text), request_id)
-        ids = dict.fromkeys(shape.id_headers, request_id)
-        return JSONResponse(body, status, {**ids, **(error.headers or {})})
+        return JSONResponse(body, status, headers)
 
     app = Starlette(
         routes=routes,
@@ -153,18 +158,19 @@ def make_app(
     return _under(root_path, app) if root_path else app
 
 
+def _methods_of(path: str, routes: Sequence[Route]) -> list[str]:
+    """Return the methods that a path takes."""
+    taken = (route.methods or () for route in routes if route.path_regex.match(path))
+    return sorted({name for methods in taken for name in methods})
+
+
 def _why_not(status: HTTPStatus, method: str, path: str, routes: Sequence[Route]) -> str:
     """Return what is wrong with a request that no route takes."""
     shown = path[:128]
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        methods = sorted(
-            name
-            for route in routes
-            if route.path_regex.match(path)
-            for name in route.methods or ()
-            if name != "HEAD"
-        )
-        return f"method: must be {' or '.join(methods)} for {shown}, got {method}"
+        # HEAD goes with GET.
+        methods = " or ".join(each for each in _methods_of(path, routes) if each != "HEAD")
+        return f"method: must be {methods} for {shown}, got {method}"
     if status is HTTPStatus.NOT_FOUND:
         there = ", ".join(dict.fromkeys(route.path for route in routes))
         return f"path: must be one of {there}, got {shown}"

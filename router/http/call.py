@@ -34,13 +34,18 @@ class Breakable(Protocol):
         """Break off at once: what is not sent yet is dropped."""
 
 
+def is_id(request_id: str) -> bool:
+    """Return whether an id may go into a header of the answer."""
+    return len(request_id) <= MAX_REQUEST_ID_CHARS and all("!" <= c <= "~" for c in request_id)
+
+
 def check_id(field: str, request_id: str) -> None:
     """Check an id that goes into a header of the answer.
 
     Raises:
         InvalidRequestError: it is too long, or has other characters than a header may have.
     """
-    if len(request_id) > MAX_REQUEST_ID_CHARS or not all("!" <= c <= "~" for c in request_id):
+    if not is_id(request_id):
         raise InvalidRequestError(
             field, f"must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters, no spaces"
         )
@@ -56,7 +61,7 @@ class HttpCall:
         base_url: under which its client finds the paths.
         caller: who makes it.
         body: fields of its body; none where it has no body, or not any more.
-        request_id: that it brings; "" for none.
+        request_id: that it brings, or that was drawn for it; "" before either.
         deadline_s: until when its client waits, on the monotonic clock; None for ever.
         status: of the answer; None before that has begun.
         is_complete: whether all of the answer is on its way.
@@ -132,7 +137,8 @@ class HttpCall:
 
     def forget_body(self) -> None:
         """Let the body go, once all that is wanted was read of it: a stream may last for hours."""
-        self.body = Fields({})
+        own_names, self.body = self.body.own_names, Fields({})
+        self.body.own_names = own_names  # errors have them yet
         if self._release_body is not None:
             self._release_body()
             self._release_body = None

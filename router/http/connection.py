@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import uuid
 from http import HTTPStatus
 from typing import Any
 
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
 from quire.contract.errors import OverloadedError
+from router.http.call import REQUEST_ID
 from router.http.errors import HttpError, headers_of, openai_error, status_of
 from router.http.grpc_caller import PREFACE, GrpcCaller
 from router.http.tls import roles_of
@@ -176,7 +178,7 @@ class Connection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             status, body = status_of(error), json.dumps(openai_error(error)).encode()
             headers = {"content-type": "application/json", "content-length": str(len(body))}
-            headers |= {"connection": "close", **headers_of(error)}
+            headers |= {"connection": "close", REQUEST_ID: uuid.uuid4().hex, **headers_of(error)}
             events = (
                 h11.Response(
                     status_code=status,

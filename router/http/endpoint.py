@@ -51,11 +51,11 @@ class ApiShape:
     """How an API reports what is no answer, as its clients expect it.
 
     Attributes:
-        error_body: returns what reports an error, of the request of an id, "" for none.
+        error_body: returns what reports an error, of the request of an id.
         error_event: type of the event that reports an error in a stream; "" for none.
         status_of: returns the status of an answer that reports an error.
         id_headers: of each answer that carry the request's id.
-        own_names: of fields that the contract calls otherwise, by its names.
+        own_name: returns what the API calls a field that the contract calls otherwise.
         in_stream: returns how a body, with the type of its event, stands in a stream.
     """
 
@@ -63,14 +63,22 @@ class ApiShape:
     error_event: str = ""
     status_of: Callable[[QuireError], int] = status_of
     id_headers: Sequence[str] = (REQUEST_ID,)
-    own_names: Mapping[str, str] = field(default_factory=dict)
+    own_name: Callable[[str], str] = lambda name: name
     in_stream: Callable[[bytes, str], bytes] = lambda body, event: event_bytes(body, event=event)
 
-    def spelled(self, error: QuireError) -> QuireError:
-        """Return an error whose field has the name that its client knows it by."""
-        if isinstance(error, InvalidRequestError) and error.field in self.own_names:
-            return error.renamed(self.own_names[error.field])
-        return error
+    def spelled(self, error: QuireError, own_names: Mapping[str, str]) -> QuireError:
+        """Return an error whose field has the name that its client knows it by.
+
+        Args:
+            error: to report.
+            own_names: of fields of the body, by those that the contract has for them.
+        """
+        if not isinstance(error, InvalidRequestError):
+            return error
+        for name, own in own_names.items():
+            if error.field == name or error.field.startswith(f"{name}."):
+                return error.renamed(own + error.field.removeprefix(name))
+        return error.renamed(self.own_name(error.field))
 
 
 OPENAI = ApiShape()
@@ -183,12 +191,12 @@ class Endpoint:
             span.end()
 
     async def _run(self, call: HttpCall, scope: Scope, receive: Receive) -> None:
+        call.read_headers()
         check_roles(scope["state"]["connection"].roles)
         if not self._is_open:
             call.caller = self._around.access.caller_of(call.headers)
             if call.caller.name:
                 structlog.contextvars.bind_contextvars(api_key=call.caller.name)
-        call.read_headers()
         try:
             # The event loop's clock is the monotonic one.
             async with asyncio.timeout_at(call.deadline_s):
@@ -216,7 +224,9 @@ class Endpoint:
             current_span().set("quire.error_id", error_id)
             error = QuireError(f"internal error {error_id}; the server's log has more")
         shape = self._shape
-        error = shape.spelled(error)
+        error = shape.spelled(error, call.body.own_names)
+        # What has failed is asked about by it, however early that was.
+        call.request_id = call.request_id or uuid.uuid4().hex
         body = shape.error_body(error, call.request_id)
         if call.status is None:
             await call.answer(body, shape.status_of(error), headers_of(error))

@@ -14,6 +14,10 @@ class Fields:
         values: of the object.
         path: what messages put before the name of a field, e.g. "stream_options.".
 
+    Attributes:
+        own_names: what its client calls fields that the contract calls otherwise, by the names of
+            the contract; whoever reads such a field adds it.
+
     Every method raises InvalidRequestError, which names field and type, where a field has another
     type; without a default it returns None for one that is absent.
     """
@@ -21,6 +25,7 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self._values = values
         self._path = path
+        self.own_names: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None

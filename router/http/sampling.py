@@ -115,6 +115,6 @@ def _logit_bias(body: Fields) -> dict[int, float]:
         )
     for name in names:
         if not (name.isascii() and name.isdigit() and len(name) < 16):
-            raise body.refuse("logit_bias", "must have token ids as names, got another")
+            raise body.refuse("logit_bias", f"must have token ids as names, got {name[:32]!r}")
         found[int(name)] = biases.number(name, 0.0)
     return found

@@ -30,6 +30,9 @@ _CONSTRAINTS = (
 # Of vLLM's, what means nothing here where it is false.
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
+# A grammar, and what its client calls it.
+_Asked = tuple[str, StructuredOutputsParams]
+
 
 def read_structured_outputs(body: Fields, response_format: str) -> StructuredOutputsParams | None:
     """Return what a body's answers must be; None for any text.
@@ -55,16 +58,31 @@ def read_structured_outputs(body: Fields, response_format: str) -> StructuredOut
         # Their clients send an empty text for none.
         **{name: _of(body, name, kind) for name, kind in _OTHERS.items() if body.value(name) != ""},
     }
-    found = {name: grammar for name, grammar in asked.items() if grammar is not None}
+    found = {name: each for name, each in asked.items() if each is not None}
     if len(found) > 1:
         raise InvalidRequestError(
             "structured_outputs", f"must be asked for once, got {' and '.join(found)}"
         )
-    return next(iter(found.values()), None)
+    for own_name, grammar in found.values():
+        body.own_names |= {grammar.field: own_name, "structured_outputs": own_name}
+        return grammar
+    return None
 
 
-def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
-    kind = fields.text("type", "text")
+def _made(own_name: str, **grammar: Any) -> _Asked:
+    """Return a grammar, and the name that its client has for it.
+
+    Raises:
+        InvalidRequestError: there is no such grammar.
+    """
+    try:
+        return own_name, StructuredOutputsParams(**grammar)
+    except InvalidRequestError as error:
+        raise error.renamed(own_name) from None
+
+
+def _of_response_format(fields: Fields) -> _Asked | None:
+    kind, own_name = fields.text("type", "text"), fields.path("").removesuffix(".")
     obeyed = {"json_object": ("schema",), "json_schema": ("schema", "json_schema")}.get(kind, ())
     match kind:
         case "text" | "json_object" | "json_schema":
@@ -77,16 +95,17 @@ def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
         case "json_object":
             # That of other servers may have one.
             if "schema" in fields:
-                return StructuredOutputsParams(json={"type": "object", **fields.mapping("schema")})
-            return StructuredOutputsParams(json_object=True)
+                schema = {"type": "object", **fields.mapping("schema")}
+                return _made(fields.path("schema"), json=schema)
+            return _made(own_name, json_object=True)
         case "structural_tag":
-            return StructuredOutputsParams(structural_tag=fields.as_mapping())
+            return _made(own_name, structural_tag=fields.as_mapping())
         case "json_schema":
             # Chats put it one level deeper than responses.
             place = fields.fields("json_schema") if "json_schema" in fields else fields
             if "schema" not in place:
                 raise place.refuse("schema", "must be a JSON schema, got none")
-            return StructuredOutputsParams(json=place.mapping("schema"))
+            return _made(place.path("schema"), json=place.mapping("schema"))
         case other:
             raise fields.refuse(
                 "type",
@@ -95,7 +114,7 @@ def _of_response_format(fields: Fields) -> StructuredOutputsParams | None:
             )
 
 
-def _of_structured_outputs(fields: Fields) -> StructuredOutputsParams | None:
+def _of_structured_outputs(fields: Fields) -> _Asked | None:
     if not fields.names():
         return None
     for name in fields.names():
@@ -109,21 +128,21 @@ def _of_structured_outputs(fields: Fields) -> StructuredOutputsParams | None:
     return found[0]
 
 
-def _of(fields: Fields, name: str, kind: str) -> StructuredOutputsParams | None:
+def _of(fields: Fields, name: str, kind: str) -> _Asked | None:
     """Return the grammar that a field holds, None for none."""
     if name not in fields:
         return None
+    value: Any
     match kind:
         case "json" | "structural_tag":
             is_text = isinstance(fields.value(name), str)
-            value: Any = fields.text(name) if is_text else fields.mapping(name)
-            only: dict[str, Any] = {kind: value}
-            return StructuredOutputsParams(**only)
+            value = fields.text(name) if is_text else fields.mapping(name)
         case "json_object":
-            return StructuredOutputsParams(json_object=True) if fields.boolean(name) else None
+            value = fields.boolean(name)
+            if not value:
+                return None
         case "choice":
-            return StructuredOutputsParams(choice=fields.texts(name, MAX_CHOICES))
-        case "regex":
-            return StructuredOutputsParams(regex=fields.text(name))
+            value = fields.texts(name, MAX_CHOICES)
         case _:
-            return StructuredOutputsParams(grammar=fields.text(name))
+            value = fields.text(name)
+    return _made(fields.path(name), **{kind: value})

@@ -35,11 +35,10 @@ def tokenize(inference: Inference) -> Handle:
 
 async def _token_ids(inference: Inference, body: Fields, model: str) -> Sequence[int]:
     if "messages" in body:
-        prompt = (await inference.generate_input(read_request(body).chat)).prompt
-        assert not isinstance(prompt, str), "it was tokenized"
-        return prompt
+        return await inference.prompt_ids(read_request(body).chat)
     if "prompt" not in body:
         raise body.refuse("prompt", "must be a string, got none")
+    body.own_names["text"] = "prompt"
     add_special_tokens = body.boolean("add_special_tokens", True)
     return await inference.tokenize(TokenizeInput(body.text("prompt"), model, add_special_tokens))
 
@@ -52,6 +51,7 @@ def detokenize(inference: Inference) -> Handle:
         # vLLM's leaves special tokens in.
         skip_special_tokens = body.boolean("skip_special_tokens", False)
         token_ids = body.integers("tokens")
+        body.own_names["token_ids"] = "tokens"
         request = DetokenizeInput(token_ids, body.text("model"), skip_special_tokens)
         await call.answer({"prompt": await inference.detokenize(request)})
 

@@ -244,6 +244,17 @@ class Inference:
         """Return the request that a chat is; raises as `ChatPrompts.generate_input`."""
         return await self._chats.generate_input(chat, TimeLedger())
 
+    async def prompt_ids(self, chat: ChatInput) -> Sequence[int]:
+        """Return the token ids of the prompt that a chat is, to a model that is served.
+
+        Raises:
+            QuireError: as `generate_input` and `find_model`.
+        """
+        await self.find_model(chat.model)
+        prompt = (await self.generate_input(chat)).prompt
+        assert not isinstance(prompt, str), "it was tokenized"
+        return prompt
+
     def readable(self, chat: ChatInput) -> ChatInput:
         """Return a chat as it is sent where its outputs are read: formats have special tokens."""
         return with_special_tokens(chat, self._output_format)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import CellState, Completion
 from tests.e2e.conftest import SharedClusters
+from tests.rpc.http_setup import bodies
 
 PROMPT = "The list class"
 OWN: dict[str, Any] = {"temperature": 1}
@@ -145,6 +147,29 @@ async def test_texts_become_tokens_and_back(cluster: Cluster, grpc: AsyncClient)
         assert tokens["count"] == len(tokens["tokens"])
         back = (await http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
         assert back["prompt"] == await grpc.detokenize(tokens["tokens"], skip_special_tokens=False)
+
+
+LONG = bodies("The list class has methods to sort items in place. " * 12, 2)
+
+
+@pytest.mark.parametrize("path", LONG)
+async def test_a_prompt_that_comes_again_is_counted_as_cached(cluster: Cluster, path: str) -> None:
+    body = {**LONG[path], "cache_salt": uuid.uuid4().hex}  # nobody has sent it before
+    base_url = f"http://{cluster.router.http_address}"
+    async with httpx.AsyncClient(base_url=base_url, timeout=60.0) as http:
+        first, again = [(await http.post(path, json=body)).json()["usage"] for _ in range(2)]
+    assert num_cached(first) == 0
+    assert num_cached(again) > 0
+    if path == "/v1/messages":  # which counts them apart
+        assert again["input_tokens"] + num_cached(again) == first["input_tokens"]
+
+
+def num_cached(usage: dict[str, Any]) -> int:
+    """Tokens of the prompt, by the name that an API has for their number."""
+    if "cache_read_input_tokens" in usage:
+        return int(usage["cache_read_input_tokens"])
+    details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
+    return int(details["cached_tokens"])
 
 
 async def test_errors_are_the_clients_own(http: openai.AsyncOpenAI) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -221,6 +222,61 @@ async def test_what_is_no_grammar_is_refused_by_name(
     ):
         with pytest.raises(InvalidRequestError, match=field):
             await grpc.generate(PROMPT, SamplingParams(structured_outputs=wrong))
-    with pytest.raises(openai.BadRequestError, match="must be a grammar") as refused:
-        await http.completions.create(model="", prompt="a", extra_body={"guided_regex": "(a"})
-    assert refused.value.param == "structured_outputs.regex"
+    for wrong, field in (
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"regex": "(a"}, "regex"),
+        ({"ebnf": "start: missing"}, "ebnf"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"json_schema": {"type": "objekt"}}, "json_schema"),
+        ({"guided_choice": ["a" * 70_000]}, "guided_choice"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "objekt"}}},
+            "response_format.schema",
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError, match=f"{field}: must be") as refused:
+            await http.completions.create(model="", prompt="a", extra_body=wrong)
+        assert refused.value.param == field
+
+
+NO_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "objekt"}}
+NO_TOOL = {"name": "f", "parameters": {"type": "objekt"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": NO_SCHEMA}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {"tools": [{"type": "function", "function": NO_TOOL}], "tool_choice": "required"},
+            "tools.f.parameters",
+        ),
+        ("/v1/responses", {"text": {"format": NO_SCHEMA}}, "text.format.schema"),
+        ("/v1/responses", {"max_output_tokens": -1}, "max_output_tokens"),
+        ("/v1/messages", {"output_config": {"format": NO_SCHEMA}}, "output_config.format.schema"),
+        (
+            "/v1/messages",
+            {
+                "tools": [{"name": "f", "input_schema": NO_TOOL["parameters"]}],
+                "tool_choice": {"type": "any"},
+            },
+            "tools.f.input_schema",
+        ),
+    ],
+)
+async def test_errors_have_the_names_of_the_api(
+    cluster: Cluster, path: str, body: dict[str, Any], field: str
+) -> None:
+    asked = {"model": "", "messages": MESSAGES, "input": "a", "max_tokens": 8, **body}
+    del asked["messages" if path == "/v1/responses" else "input"]
+    if path == "/v1/responses":
+        del asked["max_tokens"]
+    async with httpx.AsyncClient(base_url=f"http://{cluster.router.http_address}") as client:
+        answer = await client.post(path, json=asked, timeout=60.0)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith(f"{field}: must be"), answer.text

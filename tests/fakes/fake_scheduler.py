@@ -94,6 +94,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_steps = 0
         self.num_refused = 0
         self.num_tokens_until_error: int | None = None
+        self.num_cached_tokens = 0  # of each prompt, as routers are told
         self._next_token = next_token
         self._seed = seed
         self._sessions: list[FakeSession] = []
@@ -289,6 +290,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 outputs.finish_reasons.append(common_pb2.FINISH_REASON_STOP)
                 del session.running[request.number]
                 continue
+            if not request.output:
+                self._report_prompt(request, outputs)
             token_id = self._next_token(request.prompt, request.seed, len(request.output))
             request.output.append(token_id)
             outputs.request_numbers.append(request.number)
@@ -311,13 +314,30 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             del session.running[request.number]
         return outputs
 
+    def _report_prompt(self, request: FakeRequest, outputs: scheduler_pb2.StepOutputs) -> None:
+        """Tell of a prompt what a router is told with the first token, or before it."""
+        number, params = request.number, request.params
+        if self.num_cached_tokens:
+            outputs.cached_tokens.add(request_number=number, num_tokens=self.num_cached_tokens)
+        if params.HasField("prompt_logprobs"):
+            logprobs = [
+                _position(token_id, params.prompt_logprobs, place)
+                for place, token_id in enumerate(request.prompt[1:], start=1)
+            ]
+            outputs.prompt_logprobs.add(request_number=number, first_position=1, logprobs=logprobs)
+
 
 def _logprobs(request: FakeRequest, token_id: int) -> common_pb2.TokenLogprobs:
-    """Any that differ from position to position; empty where none were asked for."""
+    """Those of a position of the output; empty where none were asked for."""
     if not request.params.HasField("logprobs"):
         return common_pb2.TokenLogprobs()
-    token_ids = [token_id, *range(2, 2 + request.params.logprobs)]
-    logprobs = [-0.1 * (len(request.output) + place) for place in range(len(token_ids))]
+    return _position(token_id, request.params.logprobs, len(request.output))
+
+
+def _position(token_id: int, num_top: int, position: int) -> common_pb2.TokenLogprobs:
+    """Any that differ from position to position."""
+    token_ids = [token_id, *range(2, 2 + num_top)]
+    logprobs = [-0.1 * (position + place) for place in range(len(token_ids))]
     return common_pb2.TokenLogprobs(token_ids=token_ids, logprobs=logprobs, sampled_rank=1)
 
 

@@ -17,6 +17,20 @@ from router.http.messages.answers import PING
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.rpc.router_setup import Setup, running_router
 
+# A conversation of one message is a prompt of its text.
+TEXT_TEMPLATE = "{{ messages[0].content }}"
+
+
+def bodies(text: str, num_tokens: int) -> dict[str, dict[str, Any]]:
+    """Requests for so many tokens after a text, by their path: of each API that gives tokens."""
+    messages = [{"role": "user", "content": text}]
+    return {
+        "/v1/completions": {"prompt": text, "max_tokens": num_tokens},
+        "/v1/chat/completions": {"messages": messages, "max_tokens": num_tokens},
+        "/v1/messages": {"messages": messages, "max_tokens": num_tokens},
+        "/v1/responses": {"input": text, "max_output_tokens": num_tokens},
+    }
+
 
 @dataclass
 class HttpSetup(Setup):

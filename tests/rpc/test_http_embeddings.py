@@ -6,6 +6,7 @@ import json
 import math
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -173,6 +174,63 @@ async def test_what_is_out_of_bounds_is_refused_in_openais_shape(tmp_path) -> No
             assert error["param"] == words.partition(":")[0]
         unknown = await setup.post(PATH, {"input": "x", "model": "another"})
         assert unknown.status_code == 404
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
+)
+MESSAGES = [{"role": "system", "content": "list"}, {"role": "user", "content": "class 中文"}]
+RENDERED = "<system>list<user>class 中文"
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        ({}, RENDERED),
+        ({"add_generation_prompt": True}, f"{RENDERED}<assistant>"),
+        ({"chat_template_kwargs": {"mood": "!"}}, f"{RENDERED}!"),
+    ],
+)
+async def test_messages_are_the_prompt_that_the_template_makes_of_them(
+    tmp_path: Path, options: dict[str, Any], prompt: str
+) -> None:
+    async with http_router(tmp_path, chat_template=TEMPLATE) as setup:
+        body = {"messages": MESSAGES, **options}
+        answer = (await setup.post(PATH, body)).json()
+        [sent] = setup.fake.submitted
+        assert list(sent.prompt) == ids_of(prompt)
+        [entry] = answer["data"]
+        assert entry["embedding"] == vector(prompt)
+        assert answer["usage"]["prompt_tokens"] == len(ids_of(prompt))
+        # Where a chat begins its answer unless told otherwise, a vector does not.
+        tokens = await setup.post("/tokenize", {"add_generation_prompt": False, **body})
+        assert tokens.json()["tokens"] == ids_of(prompt)
+        first = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
+        assert (await setup.post(PATH, {**body, **first})).status_code == 200
+        assert list(setup.fake.submitted[-1].prompt) == ids_of(prompt)[:2]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"messages": MESSAGES, "input": "x"}, "input: must be absent where messages are given"),
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: "),
+        ({"messages": [{"role": "user", "content": "long " * 300}]}, "messages: must be at most"),
+        ({"messages": MESSAGES, "chat_template": "x"}, "chat_template: must be absent: only that"),
+    ],
+)
+async def test_messages_that_have_no_vector_are_refused(
+    tmp_path: Path, body: dict[str, Any], words: str
+) -> None:
+    async with http_router(tmp_path, chat_template=TEMPLATE) as setup:
+        response = await setup.post(PATH, body)
+        error = response.json()["error"]
+        assert response.status_code == 400, error
+        assert error["message"].startswith(words), error
+        assert error["param"] == words.partition(":")[0]
+        assert not setup.fake.submitted
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

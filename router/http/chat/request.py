@@ -71,6 +71,9 @@ def read_request(body: Fields) -> ChatCompletionRequest:
         raise body.refuse("prompt_logprobs", "must be absent where stream is true")
     top_logprobs = _top_logprobs(body)
     max_tokens = body.integer("max_completion_tokens", body.integer("max_tokens"))
+    body.own_names |= {"prompt": "messages", "logprobs": "top_logprobs"}
+    if "max_completion_tokens" in body:
+        body.own_names["max_tokens"] = "max_completion_tokens"
     params = read_sampling_params(
         body, max_tokens=max_tokens, logprobs=top_logprobs, prompt_logprobs=prompt_logprobs
     )

@@ -77,6 +77,8 @@ def read_request(body: Fields) -> CompletionRequest:
     logprobs, prompt_logprobs = body.integer("logprobs"), body.integer("prompt_logprobs")
     max_tokens = body.integer("max_tokens", DEFAULT_MAX_TOKENS)
     no_output = max_tokens == 0 and (echo or prompt_logprobs is not None)
+    if echo and prompt_logprobs is None:
+        body.own_names["prompt_logprobs"] = "logprobs"
     params = read_sampling_params(
         body,
         max_tokens=1 if no_output else max_tokens,

@@ -65,8 +65,8 @@ def count_tokens(inference: Inference) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         _check_version(call.headers)
-        prompt = (await inference.generate_input(read_chat(call.body))).prompt
-        await call.answer({"input_tokens": len(prompt)})
+        token_ids = await inference.prompt_ids(read_chat(call.body))
+        await call.answer({"input_tokens": len(token_ids)})
 
     return handle
 

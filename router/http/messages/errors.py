@@ -3,6 +3,7 @@
 https://docs.claude.com/en/api/errors
 """
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -41,7 +42,7 @@ def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
 
     Args:
         error: to report.
-        request_id: of the request; "" for none.
+        request_id: of the request.
     """
     status = anthropic_status(error)
     is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -53,8 +54,14 @@ def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
     return {
         "type": "error",
         "error": {"type": kind, "message": message},
-        "request_id": request_id or None,
+        "request_id": request_id,
     }
 
 
-ANTHROPIC = ApiShape(anthropic_error, "error", anthropic_status, (REQUEST_ID, "request-id"))
+ANTHROPIC = ApiShape(
+    anthropic_error,
+    "error",
+    anthropic_status,
+    (REQUEST_ID, "request-id"),
+    own_name=lambda name: re.sub(r"^(tools\..+)\.parameters$", r"\1.input_schema", name),
+)

@@ -76,6 +76,7 @@ def read_chat(body: Fields) -> ChatInput:
         prompt_logprobs=None,
     )
     stop = body.texts("stop_sequences", MAX_ITEMS["stop"])
+    body.own_names |= {"stop": "stop_sequences", "prompt": "messages"}
     params = replace(params, stop=(*params.stop, *filter(None, stop)))
     if not body.items("messages"):
         raise body.refuse("messages", "must be an array of at least 1 message, got none")

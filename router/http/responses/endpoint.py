@@ -66,8 +66,8 @@ def input_tokens(inference: Inference) -> Handle:
 
     async def handle(call: HttpCall) -> None:
         chat = read_request(call.body, uuid.uuid4().hex).chat
-        prompt = (await inference.generate_input(chat)).prompt
-        await call.answer({"object": "response.input_tokens", "input_tokens": len(prompt)})
+        token_ids = await inference.prompt_ids(chat)
+        await call.answer({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     return handle
 

@@ -71,6 +71,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         raise body.refuse("background", "must come with stream: no response is stored")
     num_top = body.integer("top_logprobs", 0) or 0
     top_logprobs = num_top if LOGPROBS in body.texts("include") else None
+    body.own_names["logprobs"] = "top_logprobs"
     params = read_sampling_params(
         body,
         response_format="text.format",
@@ -78,6 +79,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         logprobs=top_logprobs,
         prompt_logprobs=None,
     )
+    body.own_names["prompt"] = "input"
     tool_choice, tool_choice_name = parse_tool_choice(body.value("tool_choice"))
     resume = body.fields("resume")
     resumption = None

@@ -2,7 +2,13 @@
 
 import pytest
 
-from quire.contract.addresses import check_address, check_listening, split_address
+from quire.contract.addresses import (
+    bare_host,
+    check_address,
+    check_listening,
+    join_address,
+    split_address,
+)
 from quire.contract.errors import ConfigError
 
 
@@ -13,6 +19,27 @@ from quire.contract.errors import ConfigError
 def test_a_host_is_what_sockets_take(address: str, host: str, port: str) -> None:
     check_address("field", address)
     assert split_address(address) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("host", "bare", "address"),
+    [
+        ("::1", "::1", "[::1]:8000"),
+        ("[::1]", "::1", "[::1]:8000"),
+        ("::", "::", "[::]:8000"),
+        ("[::]", "::", "[::]:8000"),
+        ("[fe80::1%eth0]", "fe80::1%eth0", "[fe80::1%eth0]:8000"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:8000"),
+        ("0.0.0.0", "0.0.0.0", "0.0.0.0:8000"),
+        ("localhost", "localhost", "localhost:8000"),
+        ("worker-0", "worker-0", "worker-0:8000"),
+    ],
+)
+def test_brackets_round_a_host_are_taken_off_and_put_on(host: str, bare: str, address: str) -> None:
+    assert bare_host(host) == bare
+    assert join_address(host, 8000) == join_address(host, "8000") == address
+    assert split_address(address) == (bare, "8000")
+    check_address("field", address)
 
 
 @pytest.mark.parametrize("address", ["", "a", ":1", "a:", "a:0", "a:65536", "a:x", "unix:/s:1"])

@@ -3,6 +3,7 @@
 import json
 import re
 from random import Random
+from typing import Any
 
 import pytest
 from llguidance import LLTokenizer
@@ -135,6 +136,32 @@ def test_other_tokenizers_spell_the_same_texts(make) -> None:
     vocabulary = open_vocabulary(make(), 1000, (1,))
     for text in ("naïve 中文", "a b\tc"):
         assert takes(vocabulary, text, StructuredOutputsParams(choice=[text]))
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        {"$comment": "of whoever wrote it"},
+        {"contentEncoding": "base64"},
+        {"contentMediaType": "image/png"},
+        {"contentSchema": {"type": "object"}},
+        {"deprecated": True},
+        {"description": "what it is"},
+        {"example": "a"},
+        {"examples": ["a"]},
+        {"nullable": False},
+        {"readOnly": True},
+        {"title": "A"},
+        {"writeOnly": True},
+        {"x-order": 3},
+    ],
+    ids=lambda annotation: next(iter(annotation)),
+)
+def test_what_says_nothing_of_a_text_refuses_no_schema(annotation: dict[str, Any]) -> None:
+    vocabulary = open_vocabulary(small_tokenizers.byte_level(), 1000, (1,))
+    named = {"type": "object", "properties": {"a": {"type": "string", **annotation}}}
+    for schema in (named, {**named, **annotation}):
+        assert takes(vocabulary, '{"a":"b"}', StructuredOutputsParams(json=schema))
 
 
 # Added to a vocabulary: one that ends texts, a special one, and one that is not special.

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.sampling_params import MAX_SEED, MAX_TOKENS, SamplingParams
+from quire.contract.sampling_params import GREEDY_BELOW, MAX_SEED, MAX_TOKENS, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,23 @@ def test_what_vllms_users_write_is_taken(field: str, given: object, kept: object
 def test_max_tokens_is_vllms_unless_given() -> None:
     assert SamplingParams().max_tokens == 16
     assert SamplingParams(max_tokens=None).max_tokens is None
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-12, 1e-6, math.nextafter(1e-5, 0.0)])
+def test_a_temperature_that_is_all_but_0_is_0(tiny: float) -> None:
+    assert SamplingParams(temperature=tiny).temperature == 0.0
+    # What needs greedy decoding has it then.
+    params = SamplingParams(n=2, use_beam_search=True, temperature=tiny)
+    assert params == SamplingParams(n=2, use_beam_search=True, temperature=0.0)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, math.nextafter(1e-5, 1.0), 0.01])
+def test_a_temperature_that_draws_stays(temperature: float) -> None:
+    assert GREEDY_BELOW == 1e-5, "vLLM's"
+    assert SamplingParams(temperature=temperature).temperature == temperature
+
+
+@pytest.mark.parametrize("temperature", [-1e-6, -5e-324])
+def test_a_temperature_below_0_is_refused_however_small(temperature: float) -> None:
+    with pytest.raises(InvalidRequestError, match=r"temperature: must be in \[0, 100\], got -"):
+        SamplingParams(temperature=temperature)

@@ -69,7 +69,3 @@ def test_every_error_has_anthropics_shape(kind) -> None:
         error, errors.QuotaExceededError
     )
     assert (status == OVERLOADED) == is_full
-
-
-def test_without_an_id_anthropics_shape_has_none() -> None:
-    assert anthropic_error(QuireError("why"), "")["request_id"] is None

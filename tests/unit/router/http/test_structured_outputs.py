@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
         "disable_any_whitespace: must be absent",
     ),
-    (CHAT, {"guided_regex": "a" * 70_000}, "^structured_outputs.regex: must be at most 65536"),
+    (CHAT, {"guided_regex": "a" * 70_000}, "^guided_regex: must be at most 65536"),
 ]
 
 
