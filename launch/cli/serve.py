@@ -1,5 +1,6 @@
 """`quire serve`: a whole cluster, on this machine or with workers on others."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,14 +43,16 @@ def serve(options: Values, model: ModelArgument = None) -> None:
             options["served_model_name"] = options["served_model_name"] or model
         config = ClusterConfig(model=source.path_of(model or embedded_model()).resolve(), **options)
         preflight.check(config)
-        asyncio.run(_serve(config))
+        interrupt = asyncio.run(_serve(config))
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
+    if interrupt == signal.SIGINT:
+        raise KeyboardInterrupt
 
 
-async def _serve(config: ClusterConfig) -> None:
-    """Run a cluster until it fails or is interrupted."""
+async def _serve(config: ClusterConfig) -> signal.Signals | None:
+    """Run a cluster until it fails or is asked to stop; return what stopped it before it served."""
     import asyncio
 
     from launch.cli.console import Progress, print_ready
@@ -65,7 +68,7 @@ async def _serve(config: ClusterConfig) -> None:
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            return
+            return stopped.result()
         starting.result()
     control: Control | None = None
     rolling = asyncio.create_task(_roll_when_asked(cluster))
@@ -82,12 +85,12 @@ async def _serve(config: ClusterConfig) -> None:
         rolling.cancel()
         await asyncio.gather(rolling, return_exceptions=True)
         await cluster.stop()
+    return None
 
 
 async def _roll_when_asked(cluster: "Cluster") -> None:
     """Replace every child in turn whenever this process is sent SIGUSR1, until cancelled."""
     import asyncio
-    import signal
 
     from quire.contract.errors import QuireError
 
