@@ -1,15 +1,18 @@
 """Routers are killed in mid-stream: clients go on elsewhere, with the very same answers."""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from bench.cell_processes import Cells
 from quire import AsyncClient, Client, SamplingParams, StructuredOutputsParams
 from quire.contract.outputs import Completion, Delta, Event
+from quire.contract.sampling_params import FILLED_IN
 from quire.sdk.collect import Collector
 from tests.scraping import Scrape, get
 
@@ -134,3 +137,53 @@ async def test_killed_routers_change_no_answer(monkeypatch: pytest.MonkeyPatch) 
             assert comparable([text]) == undisturbed["greedy"]
             tokens = await asyncio.to_thread(sync_client.tokenize, PROMPT)
             assert len(tokens) == text.num_prompt_tokens
+
+
+async def test_routers_of_other_defaults_go_on_with_those_of_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fills in by its own generation_config.json; a stream keeps what it has begun with."""
+    monkeypatch.setattr("random.randrange", lambda stop: 0)
+    configs = {
+        "first": {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.3},
+        "second": {"temperature": 0.2, "top_p": 0.5},
+    }
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "generation_config.json").write_text(json.dumps(config))
+    params = replace(SAMPLED, left_open=frozenset(FILLED_IN) - {"max_tokens"})
+
+    async def begin(client: AsyncClient) -> tuple[Collector, AsyncIterator[Event]]:
+        """Return a stream of which 20 tokens have come."""
+        collector, events = Collector(), client.stream(PROMPT, params)
+        num_tokens = 0
+        async for event in events:
+            collector.add(event)
+            num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+            if num_tokens >= 20:
+                return collector, events
+        pytest.fail("the stream has ended")
+
+    async def finish(collector: Collector, events: AsyncIterator[Event]) -> list[Completion]:
+        async for event in events:
+            collector.add(event)
+        return comparable(collector.completions())
+
+    async with Cells({"kv_cache_gib": 0.03125}, {"num_threads": 1}) as cells:
+        (cell,) = await cells.start_cells(1)
+        first, second = [
+            await cells.start_router_process(
+                [cell.address], admin_port=0, generation_config=str(tmp_path / name)
+            )
+            for name in configs
+        ]
+        async with AsyncClient(first.address) as client:
+            undisturbed = await finish(*await begin(client))
+        async with AsyncClient(second.address) as client:
+            assert await finish(*await begin(client)) != undisturbed
+        async with AsyncClient(f"{first.address},{second.address}") as client:
+            begun = await begin(client)
+            first.kill()
+            answer = await finish(*begun)
+        assert await num_resumed(second.admin_address) == 1
+        assert answer == undisturbed

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from quire import (
     RequestOutput,
     SamplingParams,
 )
-from quire.contract.errors import InvalidRequestError, RequestExistsError
+from quire.contract.errors import ConfigError, InvalidRequestError, RequestExistsError
 
 NAME, COMMIT = "someone/tiny", "0" * 39 + "1"
 PROMPTS = ["The list class", "Return a copy of the string", "A function definition"]
@@ -141,6 +142,64 @@ def test_steps_of_an_engine_bring_what_llm_does(llm: LLM, engine: LLMEngine) -> 
         assert (output.prompt, output.finished) == (prompt, True)
         assert output.prompt_token_ids == wanted[prompt].prompt_token_ids
         assert output.outputs == wanted[prompt].outputs
+
+
+def test_an_llm_has_an_engine_that_ends_with_it(llm: LLM) -> None:
+    with LLM(target=llm.target) as other:
+        engine = other.llm_engine
+        assert isinstance(engine, LLMEngine)
+        assert other.llm_engine is engine
+        # As in 0.1.2: parameters by name, token ids in the fourth place.
+        ids = list(expected(llm)[PROMPTS[1]].prompt_token_ids)
+        engine.add_request("1", PROMPTS[0], sampling_params=GREEDY)
+        engine.add_request("2", PROMPTS[0], GREEDY, ids)
+        last: dict[str, RequestOutput] = {}
+        while engine.has_unfinished_requests():
+            last |= {each.request_id: each for each in engine.step()}
+        assert [last[each].prompt for each in "12"] == [PROMPTS[0], PROMPTS[0]]
+        for number, prompt in (("1", PROMPTS[0]), ("2", PROMPTS[1])):
+            assert last[number].outputs == expected(llm)[prompt].outputs
+        engine.add_request("3", "x", SamplingParams(max_tokens=None, ignore_eos=True))
+    assert not engine.has_unfinished_requests()
+    assert engine._loop.is_closed()
+    assert expected(llm), "the cluster is another's, and stays"
+
+
+def test_the_tokenizer_is_that_of_the_router(llm: LLM, engine: LLMEngine) -> None:
+    tokenizer = llm.get_tokenizer()
+    for prompt, output in expected(llm).items():
+        assert tuple(tokenizer.encode(prompt)) == output.prompt_token_ids
+        assert tokenizer.decode(list(output.prompt_token_ids)) == prompt
+    assert llm.llm_engine.get_tokenizer().encode("x") == tokenizer.encode("x")
+    # That of a cluster whose model is not known by its path is not here.
+    with pytest.raises(ConfigError, match=r"^model: must be given with a target"):
+        engine.get_tokenizer()
+
+
+def test_default_parameters_are_those_of_the_model(llm: LLM) -> None:
+    """Its generation_config.json has a temperature of 0.8, whatever they hold themselves."""
+    default = replace(llm.get_default_sampling_params(), temperature=0.0, seed=5)
+    explicit = SamplingParams(temperature=0.8, seed=5)
+    [left, given] = (llm.generate(PROMPTS, each, use_tqdm=False) for each in (default, explicit))
+    assert [each.outputs for each in left] == [each.outputs for each in given]
+
+
+def test_an_output_says_what_the_cache_had_and_where_time_went(llm: LLM, engine: LLMEngine) -> None:
+    ids = list(range(60, 100))  # of nobody else; two blocks of 16, and more
+    outputs = [
+        llm.generate(ids, GREEDY, use_tqdm=False, include_time_breakdown=asked)[0]
+        for asked in (False, True)
+    ]
+    assert [each.num_cached_tokens for each in outputs] == [0, 32]
+    assert outputs[0].metrics is None
+    assert outputs[1].metrics is not None
+    assert outputs[1].metrics == outputs[1].time_breakdown
+    assert outputs[1].metrics.total_us > 0
+    engine.add_request("cached", ids, GREEDY)
+    steps: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        steps += engine.step()
+    assert steps[-1].num_cached_tokens == 32
 
 
 def test_an_aborted_request_is_forgotten(llm: LLM, engine: LLMEngine) -> None:

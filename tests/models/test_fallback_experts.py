@@ -15,11 +15,12 @@ from worker_svc.models.small_model import random_model
 # chosen; and the two that pass the experts interface by, with matrices of all experts in one and
 # with experts of attention.
 FORMS = ("qwen2_moe", "dots1", "gpt_oss", "aria_text", "axk1", "dbrx", "jetmoe")
+# Without MiniMax-M3: the blocks that it chooses are refused, see test_fallback_windows.py.
 OTHERS = (
     *("afmoe", "beam", "cohere2_moe", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint"),
     *("glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoe_swa", "granitemoeshared"),
     *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "minimax_m2"),
-    *("minimax_m3_vl_text", "olmoe", "phimoe", "solar_open"),
+    *("olmoe", "phimoe", "solar_open"),
 )
 TARGET = 1000
 NUM_TOKENS = 4

@@ -176,6 +176,31 @@ def test_on_cpus_it_is_a_share_of_what_was_free_for_all_workers_there(
     assert cache_bytes(half) <= GIB
 
 
+@pytest.mark.parametrize("max_model_len", [1, 16, 17, 1000])
+def test_on_cpus_it_is_no_larger_than_what_its_sequences_fill(
+    max_model_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_svc.device.cpu.available_memory_bytes", lambda: 64 * GIB)
+    loaded: Any = SimpleNamespace(
+        model=SimpleNamespace(
+            heads=HeadShare(2, 2, 64, ParallelGroup()), num_layers=2, is_capturable=False
+        ),
+        dtype=torch.bfloat16,
+        kv_cache_dtype=torch.bfloat16,
+        draft=None,
+        device=CpuDevice(),
+        weight_bytes=2**20,
+        info=SimpleNamespace(max_model_len=max_model_len, embedding_size=128, vocab_size=1000),
+    )
+    blocks_of_one = -(-max_model_len // BLOCK_SIZE)
+    for max_num_seqs in (1, 4, 256):
+        options = CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs)
+        profile = profile_cache(loaded, options)
+        assert profile.num_blocks == max_num_seqs * blocks_of_one
+        # Far more would have been free, by default too.
+        assert profile.num_blocks * profile.block_bytes < GIB
+
+
 @pytest.mark.parametrize(("num_layers", "num_heads"), [(27, 16), (61, 128)])
 @pytest.mark.parametrize("size", [1, 8])
 def test_latents_count_once(num_layers: int, num_heads: int, size: int) -> None:
