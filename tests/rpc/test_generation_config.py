@@ -85,14 +85,14 @@ async def test_a_stream_goes_on_with_the_defaults_of_its_beginning(
     fake = fake_cell()
     async with http_router(with_config(tmp_path / "a", CONFIG), fake, **settings) as setup:
         whole = await setup.events(path, body)
-    first = whole[0].data
+    first, created = whole[0].data, 1000  # of a stream that began long ago
     resume = {name: first[name] for name in ("id", "system_fingerprint")}
-    resume |= {"seed": first["choices"][0]["seed"], "created": first["created"]}
-    resume["starting_after"] = 2
+    resume |= {"seed": first["choices"][0]["seed"], "created": created, "starting_after": 2}
     async with http_router(with_config(tmp_path / "b", OTHER), fake, **settings) as setup:
         rest = await setup.events(path, {**body, "resume": resume})
         await setup.post(path, body)
-    assert [event.data for event in rest[:-1]] == [event.data for event in whole[2:-1]]
+    left = [event.data | {"created": created} for event in whole[2:-1]]
+    assert [event.data for event in rest[:-1]] == left
     begun, gone_on, new = computed(fake)
     assert begun == gone_on == CONFIG
     assert new["temperature"] == OTHER["temperature"]

@@ -1,6 +1,5 @@
 """/v1/completions: a prompt, or several, and what a model makes of them."""
 
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -15,7 +14,7 @@ from router.http.completions.choices import Part, PromptChoices
 from router.http.completions.request import CompletionRequest, read_request
 from router.http.endpoint import Handle
 from router.http.event_stream import EventStream, while_waiting
-from router.http.resume import EventIds, Resumption, read_resumption, replay_of
+from router.http.resume import EventIds, Resumption, read_created, read_resumption, replay_of
 from router.requests.inference import Inference
 from router.requests.patience import Begins, Patience, all_of
 
@@ -34,6 +33,7 @@ def completions(inference: Inference) -> Handle:
             resumption = read_resumption(call, num_choices, request.is_stream)
             request_id = resumption.request_id if resumption else call.request_id
             call.request_id = request_id or uuid.uuid4().hex
+            created = read_created(call.body.fields("resume"), "created")
             request = _infilled(inference, request.with_id(call.request_id))
             request = await _tokenized(inference, request)
             sent: list[GenerateInput | ReplayInput] = list(request.inputs)
@@ -45,7 +45,7 @@ def completions(inference: Inference) -> Handle:
                     ]
                 model = (await inference.find_model(request.inputs[0].model)).name
             call.forget_body()
-        own = {"id": f"cmpl-{call.request_id}", "created": int(time.time()), "model": model}
+        own = {"id": f"cmpl-{call.request_id}", "created": created, "model": model}
         make_detokenizer = None
         if request.logprobs is not None:
             params = request.inputs[0].sampling_params  # of all of them
