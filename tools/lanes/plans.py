@@ -69,9 +69,9 @@ CONTAINERS_CUDA = Lane(
     {"PYTEST_ADDOPTS": f"--junitxml={OUTPUT / 'containers-cuda.xml'}"},
     waits=True,
 )
-# What a change has to pass, within the time that CI has where no result stands. PTX takes one core
-# for half of that time: begun later, it would be alone at the end.
-CI = (LINT, *CONTAINERS, PTX, MACHINE_CODE, *TEST, COMPAT, CHAOS, SOAK, WHEELS)
+# What a change has to pass, within the time that CI has where no result stands. PTX takes as long
+# as all others together: begun after any of them, it would be alone at the end.
+CI = (PTX, LINT, *CONTAINERS, MACHINE_CODE, *TEST, COMPAT, CHAOS, SOAK, WHEELS)
 NIGHTLY = (
     script_lane(
         "every-order", "csrc/emulated_tests.sh", QUIRE_ALL_ORDERS="1", QUIRE_TEST_DEPTH="all"
