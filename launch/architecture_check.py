@@ -30,7 +30,7 @@ def check_architecture(hf: HfConfig, config: ClusterConfig) -> None:
     """Check that a model's architecture is served, as it is asked to be.
 
     Raises:
-        ConfigError: it is not; what only running it tells is left to a worker.
+        ConfigError: it is not. Reasons that show only when the model runs, a worker reports.
         ModelLoadError: config.json has keys of wrong types.
     """
     if not hf.flag("is_causal", True):

@@ -86,14 +86,9 @@ class ModelInfo:
         """What must be equal where a stream is to go on."""
         return ModelIds(self.numerics_id, self.text_id)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names that requests may use, its own first."""
-        return (self.name, *self.aliases)
-
     def has_name(self, name: str) -> bool:
         """Return whether a request that names this model so may run on it; "" names any."""
-        return name in ("", *self.names)
+        return name in ("", self.name, *self.aliases)
 
     def check_generates(self) -> None:
         """Check that the model generates text.

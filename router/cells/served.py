@@ -96,7 +96,8 @@ def find_served(
             f"numerics_id: must be one that {name} is served with ({served}), "
             f"got {numerics_id or 'none'}"
         )
-    served = ", ".join(dict.fromkeys(each for model in models for each in model.names))
+    known = dict.fromkeys(each for model in models for each in (model.name, *model.aliases))
+    served = ", ".join(known)
     wrong = f"{name} is not served" if name else "required, several are served"
     raise ModelNotFoundError(f"model: {wrong}; served: {served}")
 

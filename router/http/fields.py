@@ -15,8 +15,8 @@ class Fields:
         path: what messages put before the name of a field, e.g. "stream_options.".
 
     Attributes:
-        own_names: what its client calls fields that the contract calls otherwise, by the names of
-            the contract; whoever reads such a field adds it.
+        own_names: for fields that the contract names otherwise, the name that the client sent, by
+            the contract's. The function that reads such a field adds its entry.
 
     Every method raises InvalidRequestError, which names field and type, where a field has another
     type; without a default it returns None for one that is absent.

@@ -69,7 +69,7 @@ class Models:
         lengths: dict[str, int] = {}
         roots: dict[str, str] = {}
         for model in self._inference.models():
-            for name in model.names:
+            for name in (model.name, *model.aliases):
                 lengths[name] = max(model.max_model_len, lengths.get(name, 0))
                 roots.setdefault(name, model.name)
         return {

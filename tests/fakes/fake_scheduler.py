@@ -94,7 +94,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_steps = 0
         self.num_refused = 0
         self.num_tokens_until_error: int | None = None
-        self.num_cached_tokens = 0  # of each prompt, as routers are told
+        self.num_cached_tokens = 0  # reported for each prompt
         self._next_token = next_token
         self._seed = seed
         self._sessions: list[FakeSession] = []
@@ -315,7 +315,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return outputs
 
     def _report_prompt(self, request: FakeRequest, outputs: scheduler_pb2.StepOutputs) -> None:
-        """Tell of a prompt what a router is told with the first token, or before it."""
+        """Report the cached tokens and the log-probabilities of a prompt."""
         number, params = request.number, request.params
         if self.num_cached_tokens:
             outputs.cached_tokens.add(request_number=number, num_tokens=self.num_cached_tokens)

@@ -79,7 +79,7 @@ async def test_a_stop_string_behind_a_broken_call_is_told(setup: HttpSetup) -> N
 
 
 async def test_a_broken_call_that_is_left_out_breaks_nothing(setup: HttpSetup) -> None:
-    """Of several only the first is told where one is wanted."""
+    """Where one call is wanted, the first is reported, and the second, which breaks, is not."""
     text = f"{CALL}{BROKEN}</s>"
     chat = body_of(CHAT, text, parallel_tool_calls=False)
     assert await finish_reasons(setup, chat) == ["tool_calls"] * 2
