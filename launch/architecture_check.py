@@ -12,9 +12,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from launch.cluster.config import ClusterConfig
-from quire.contract.errors import ConfigError
+from quire.contract.errors import ModelLoadError
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.quant_method import quant_method
 from worker_svc.models.native import is_native
 
 # Of the file that says which architecture is the causal decoder of a type of models.
@@ -26,36 +26,47 @@ _OWN_BASE = re.compile(r"^class \w+\(PreTrainedModel\b", re.MULTILINE)
 _HANDED_OVER = re.compile(r"_supports_attention_backend\b[^=\n]*= *True")
 
 
-def check_architecture(hf: HfConfig, config: ClusterConfig) -> None:
-    """Check that a model's architecture is served, as it is asked to be.
+def check_architecture(
+    hf: HfConfig, *, tensor_parallel_size: int, quantization: str, load_format: str
+) -> None:
+    """Check that a model's architecture and format are served, as they are asked to be.
+
+    Args:
+        hf: config.json, or what stands for it in a GGUF file.
+        tensor_parallel_size: workers that share the model.
+        quantization: of `LoadOptions`.
+        load_format: likewise.
 
     Raises:
-        ConfigError: it is not. Reasons that show only when the model runs, a worker reports.
-        ModelLoadError: config.json has keys of wrong types.
+        ModelLoadError: they are not, or config.json has keys of wrong types. Reasons that show
+            only when the model runs, a worker reports.
     """
     if not hf.flag("is_causal", True):
         raise hf.error("is_causal", "must be true: a token of a decoder sees none behind it")
     names, model_type = hf.texts("architectures"), hf.text("model_type", "")
-    known = {} if any(map(is_native, names)) else _causal_decoders()
-    # Without a type, transformers guesses one by the model's name.
-    if not known or not model_type:
+    if not names and model_type in _causal_decoders():
+        names = [_causal_decoders()[model_type]]
+    if any(map(is_native, names)):
+        quant_method(hf, is_native=True)
         return
-    if not names and model_type not in known:
-        raise ConfigError(
+    # Without a type, transformers guesses one by the model's name.
+    if not _causal_decoders() or not model_type:
+        return
+    if not names:
+        raise ModelLoadError(
             "architectures: must name a decoder, or model_type must be that of one, got none and "
             f"{model_type!r}"
         )
-    architecture = names[0] if names else known[model_type]
-    if is_native(architecture):
-        return
+    architecture = names[0]
+    quant_method(hf, is_native=False)
     _check_decoder(architecture, model_type, hf)
     for name, value, only in (
-        ("tensor_parallel_size", config.tensor_parallel_size, 1),
-        ("quantization", config.quantization, "none"),
-        ("load_format", config.load_format, "safetensors"),
+        ("tensor_parallel_size", tensor_parallel_size, 1),
+        ("quantization", quantization, "none"),
+        ("load_format", load_format, "safetensors"),
     ):
         if value != only:
-            raise ConfigError(
+            raise ModelLoadError(
                 f"{name}: must be {only} for {architecture}, which transformers runs, got {value}"
             )
 
@@ -64,7 +75,7 @@ def _check_decoder(architecture: str, model_type: str, hf: HfConfig) -> None:
     """Check that an architecture is a decoder with the attention that is served.
 
     Raises:
-        ConfigError: it is not.
+        ModelLoadError: it is not.
     """
     known = _causal_decoders()
     # That of another type may be right: a few types are read as another one.
@@ -74,9 +85,9 @@ def _check_decoder(architecture: str, model_type: str, hf: HfConfig) -> None:
             reason += ", and code from a model directory is not run"
         elif not architecture.endswith("ForCausalLM"):
             reason += ", and vectors are those of a decoder's last token"
-        raise ConfigError(f"architectures: {architecture} is not served: {reason}")
+        raise ModelLoadError(f"architectures: {architecture} is not served: {reason}")
     if known.get(model_type) == architecture and not _may_hand_over(model_type):
-        raise ConfigError(
+        raise ModelLoadError(
             f"architectures: {architecture} is not served: its attention does not go through "
             "transformers' attention interface"
         )

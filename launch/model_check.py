@@ -4,49 +4,26 @@ A worker refuses the same and more, but some seconds later: nothing that would r
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launch.architecture_check import check_architecture
 from launch.cluster.config import ClusterConfig
-from launch.weight_files import stored_tensors
+from launch.model_files import ModelFiles, read_model
 from quire.contract.engine_options import GIB
 from quire.contract.errors import ConfigError, ModelLoadError
-from quire.gguf_file import GgufFile, find_gguf
+from quire.gguf_file import is_model
 from worker_svc.cache.block_size import check_block_size
 from worker_svc.device.host_memory import available_memory_bytes
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.quant_method import CONFIG_KEY, nothing_stored
 
-# Of an element, by the names of safetensors.
-_BYTES = {
-    **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1},
-    **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
-}
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# What a weight takes; layers that stay as they are make it a little more.
-_QUANTIZED_BYTES = {"w8a8": 1.0, "w8": 1.0, "w4": 0.5}
 # Names that families have for their query heads, and for the longest sequence.
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # Where an order of additions is defined, a sum has as many parts at most: docs/numerics.md.
 MAX_PARTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """What a model says of itself; None where it does not, or in a way that is not read here.
-
-    Attributes:
-        num_heads: query heads of a layer.
-        longest: tokens of one sequence.
-        dtype: type of activations; "" where that is not told.
-    """
-
-    num_heads: int | None
-    longest: int | None
-    dtype: str = ""
+# What a KV cache holds on CPUs.
+CPU_CACHES = ("auto", "int8")
 
 
 def check_model(config: ClusterConfig) -> None:
@@ -56,25 +33,28 @@ def check_model(config: ClusterConfig) -> None:
         ConfigError: they are not, or cannot; names file or option, and what to do.
     """
     try:
-        gguf = find_gguf(config.model)
-        if gguf is None:
-            _check_directory(config.model)
-            hf = HfConfig.read(config.model / "config.json")
-            check_architecture(hf, config)
-            sizes = _hf_sizes(hf)
-        else:
-            sizes = _gguf_sizes(GgufFile(gguf))
+        model = read_model(config.model, "model")
+        check_architecture(
+            model.hf,
+            tensor_parallel_size=config.tensor_parallel_size,
+            quantization=config.quantization,
+            load_format=config.load_format,
+        )
+        if config.quantization == "stored" and CONFIG_KEY not in model.hf:
+            raise nothing_stored(config.model)
+        num_heads, longest = _num_heads(model.hf), _longest(model.hf)
     except ModelLoadError as error:
         raise ConfigError(error.message) from None
-    _check_ranks(sizes.num_heads, config)
+    _check_ranks(num_heads, config)
     check_block_size(config.block_size)
-    _check_length(sizes.longest, config.max_model_len)
+    _check_cache(config)
+    _check_length(longest, config.max_model_len)
+    draft = _read_draft(config, model) if config.draft_model else None
     free = _free_bytes()
     if free is not None:
         _check_memory(config, free)
-    # What weights of GGUF become in memory, only their blocks tell.
-    if gguf is None and config.load_format != "dummy":
-        _check_weights(config, sizes.dtype if config.dtype == "auto" else config.dtype, free)
+    if config.load_format != "dummy":
+        _check_weights(config, model, draft, free)
 
 
 def on_cpu(device: str) -> bool:
@@ -89,35 +69,51 @@ def _free_bytes() -> int | None:
     return None
 
 
-def _check_directory(model: Path) -> None:
-    """Check that a directory is a model's.
+def _read_draft(config: ClusterConfig, target: ModelFiles) -> ModelFiles:
+    """Return the draft model, which must be served beside the model that it drafts for.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it cannot be.
     """
-    if (model / "config.json").is_file():
-        return
-    if (model / "adapter_config.json").is_file():
-        base = ""
-        with suppress(ModelLoadError):
-            base = HfConfig.read(model / "adapter_config.json").text("base_model_name_or_path", "")
-        raise ConfigError(
-            f"model: must be a whole model, got an adapter{f' of {base}' if base else ''} in "
-            f"{model}; merge it into the model's weights"
+    path = Path(config.draft_model)
+    try:
+        if not is_model(path):
+            raise ConfigError(
+                f"draft_model: must be a directory or a .gguf file that exists, got {path}"
+            )
+        draft = read_model(path, "draft_model")
+        check_architecture(
+            draft.hf,
+            tensor_parallel_size=1,
+            quantization=_of_draft(config.quantization),
+            load_format=config.load_format,
         )
-    raise ConfigError(f"model: must have a config.json or be a .gguf file, got {model}")
+        sizes = [each.hf.integer("vocab_size", 0, least=0) for each in (draft, target)]
+    except ModelLoadError as error:
+        raise ConfigError(f"draft_model: {error.message}") from None
+    if 0 < sizes[1] < sizes[0]:
+        raise ConfigError(
+            f"draft_model: vocabulary must be at most the model's {sizes[1]} tokens, got {sizes[0]}"
+        )
+    return draft
 
 
-def _hf_sizes(hf: HfConfig) -> _Sizes:
-    dtype = "dtype" if "dtype" in hf else "torch_dtype"
-    lengths = [hf.integer(each) for each in _LENGTHS if each in hf]
+def _of_draft(quantization: str) -> str:
+    """Return the quantisation of a draft model, whose checkpoint may be any."""
+    return "none" if quantization == "stored" else quantization
+
+
+def _num_heads(hf: HfConfig) -> int | None:
+    """Return the query heads of a layer; None where that is not told in a way that is read here."""
     heads = hf.spelling(*_HEADS)
-    return _Sizes(
-        num_heads=hf.integer(heads) if heads in hf else None,
-        # A stretched rope may serve more than that, and its worker knows how much.
-        longest=max(lengths) if lengths and not _is_stretched(hf) else None,
-        dtype=hf.text(dtype, "float32").removeprefix("torch."),
-    )
+    return hf.integer(heads) if heads in hf else None
+
+
+def _longest(hf: HfConfig) -> int | None:
+    """Return the tokens of the longest sequence; None where only its worker knows."""
+    lengths = [hf.integer(each) for each in _LENGTHS if each in hf]
+    # A stretched rope may serve more than that.
+    return max(lengths) if lengths and not _is_stretched(hf) else None
 
 
 def _is_stretched(hf: HfConfig) -> bool:
@@ -129,20 +125,6 @@ def _is_stretched(hf: HfConfig) -> bool:
         if kind != "default" or "factor" in section or has_several:
             return True
     return False
-
-
-def _gguf_sizes(file: GgufFile) -> _Sizes:
-    architecture = file.metadata.get("general.architecture")
-
-    def integer(key: str) -> int | None:
-        value: Any = file.metadata.get(f"{architecture}.{key}")
-        return value if isinstance(value, int) else None
-
-    is_stretched = any(key.startswith(f"{architecture}.rope.scaling.") for key in file.metadata)
-    return _Sizes(
-        num_heads=integer("attention.head_count"),
-        longest=None if is_stretched else integer("context_length"),
-    )
 
 
 def _check_ranks(num_heads: int | None, config: ClusterConfig) -> None:
@@ -160,6 +142,19 @@ def _check_ranks(num_heads: int | None, config: ClusterConfig) -> None:
         raise ConfigError(
             f"tensor_parallel_size: must divide {MAX_PARTS}, since each sum is added up in at most "
             f"as many parts, got {size}"
+        )
+
+
+def _check_cache(config: ClusterConfig) -> None:
+    """Check that CPUs can hold the type of the KV cache; which types a GPU has, CUDA tells.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if on_cpu(config.device) and config.kv_cache_dtype not in CPU_CACHES:
+        raise ConfigError(
+            f"kv_cache_dtype: must be one of {', '.join(CPU_CACHES)} on cpu, "
+            f"got {config.kv_cache_dtype!r}"
         )
 
 
@@ -192,31 +187,24 @@ def _check_memory(config: ClusterConfig, free: int) -> None:
             )
 
 
-def _check_weights(config: ClusterConfig, dtype: str, free: int | None) -> None:
-    """Check that the weights of a directory are whole, of known types, and fit the memory.
+def _check_weights(
+    config: ClusterConfig, model: ModelFiles, draft: ModelFiles | None, free: int | None
+) -> None:
+    """Check that weights are whole, of known types, and fit the memory.
 
     Args:
         config: of the cluster.
-        dtype: that they are loaded in; another word than one of the types for that of the files.
+        model: that is to be served.
+        draft: its draft model, if there is one.
         free: bytes of memory; None if that is not known.
 
     Raises:
         ConfigError: they are not, or do not; names file or tensor.
     """
-    num_bytes = 0.0
-    for tensor in stored_tensors(config.model):
-        if tensor.dtype not in _BYTES:
-            raise ConfigError(
-                f"model: tensor {tensor.name} must be of one of {', '.join(_BYTES)}, "
-                f"got {tensor.dtype}"
-            )
-        stored = _BYTES[tensor.dtype]
-        each: float = stored
-        if tensor.dtype in _FLOATS:
-            each = _QUANTIZED_BYTES.get(
-                config.quantization, _BYTES.get(_DTYPES.get(dtype, ""), stored)
-            )
-        num_bytes += tensor.num_bytes * each / stored
+    num_bytes = model.weight_bytes("model", config.dtype, config.quantization)
+    if draft is not None:
+        own = _of_draft(config.quantization)
+        num_bytes += draft.weight_bytes("draft_model", config.dtype, own)
     if on_cpu(config.device) and free is not None and num_bytes > free:
         raise ConfigError(
             f"model: must fit the memory that is free, {free / GIB:.1f} GiB, got "

@@ -26,13 +26,17 @@ class StoredTensor:
     num_bytes: int
 
 
-def stored_tensors(model: Path) -> Iterator[StoredTensor]:
+def stored_tensors(model: Path, name: str) -> Iterator[StoredTensor]:
     """Yield the tensors of a model directory's safetensors files: those that a worker reads.
+
+    Args:
+        model: the directory.
+        name: the option that names it, for errors.
 
     Raises:
         ConfigError: a file is broken; names it.
     """
-    for path in _files(model):
+    for path in _files(model, name):
         try:
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
@@ -40,20 +44,20 @@ def stored_tensors(model: Path) -> Iterator[StoredTensor]:
                     raise ValueError(f"a head of {size} bytes")
                 head = json.loads(file.read(size))
                 whole = 8 + size
-                for name, each in head.items():
-                    if name != "__metadata__":
+                for tensor, each in head.items():
+                    if tensor != "__metadata__":
                         begin, end = each["data_offsets"]
                         whole = max(whole, 8 + size + end)
-                        yield StoredTensor(name, each["dtype"], end - begin)
+                        yield StoredTensor(tensor, each["dtype"], end - begin)
             if path.stat().st_size < whole:
                 raise ValueError(f"{path.stat().st_size} bytes of {whole}")
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                f"model: {path} must be a whole safetensors file, got {error}; fetch it again"
+                f"{name}: {path} must be a whole safetensors file, got {error}; fetch it again"
             ) from None
 
 
-def _files(model: Path) -> list[Path]:
+def _files(model: Path, name: str) -> list[Path]:
     """Return the files of the index, or the single one; what is not there a worker names."""
     index = model / "model.safetensors.index.json"
     paths = [model / "model.safetensors"]
@@ -63,6 +67,6 @@ def _files(model: Path) -> list[Path]:
             paths = [model / name for name in sorted(names)]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                f"model: {index} must be an index of safetensors files, got {error!r}"
+                f"{name}: {index} must be an index of safetensors files, got {error!r}"
             ) from None
     return [path for path in paths if path.exists()]

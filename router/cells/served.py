@@ -96,8 +96,8 @@ def find_served(
             f"numerics_id: must be one that {name} is served with ({served}), "
             f"got {numerics_id or 'none'}"
         )
-    known = dict.fromkeys(each for model in models for each in (model.name, *model.aliases))
-    served = ", ".join(known)
+    all_names = [each for model in models for each in (model.name, *model.aliases)]
+    served = ", ".join(dict.fromkeys(all_names))
     wrong = f"{name} is not served" if name else "required, several are served"
     raise ModelNotFoundError(f"model: {wrong}; served: {served}")
 

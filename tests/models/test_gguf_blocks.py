@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from tests.gguf_files import Type
-from worker_svc.loading.gguf_blocks import BLOCK_TYPES
+from worker_svc.loading.gguf_blocks import dequantised
+from worker_svc.loading.gguf_types import BLOCK_TYPES
 
 SIZES = gguf.GGML_QUANT_SIZES
 DEFINED = (
@@ -119,7 +120,7 @@ def test_types_are_all_that_gguf_reads() -> None:
 @pytest.mark.parametrize("kind", [each for each in Type if can_read(each)], ids=str)
 def test_blocks_are_to_the_bit_what_gguf_takes_them_for(kind: Type) -> None:
     rows = made_up(kind, 700)
-    found = BLOCK_TYPES[kind.value].dequantised(torch.from_numpy(rows)).numpy()
+    found = dequantised(BLOCK_TYPES[kind.value], torch.from_numpy(rows)).numpy()
     with np.errstate(invalid="ignore", over="ignore"):  # scales may be infinite
         theirs = np.ascontiguousarray(gguf.quants.dequantize(rows, kind))
     numbers = ~np.isnan(theirs)
@@ -132,7 +133,7 @@ def test_blocks_are_to_the_bit_what_gguf_takes_them_for(kind: Type) -> None:
 def test_blocks_are_what_numerics_md_takes_them_for(kind: str) -> None:
     form = BLOCK_TYPES[Type[kind].value]
     rows = made_up(Type[kind], 8)
-    found = form.dequantised(torch.from_numpy(rows)).numpy()
+    found = dequantised(form, torch.from_numpy(rows)).numpy()
     for row, values in zip(rows, found, strict=True):
         blocks = row.reshape(3, -1)
         ours = [value for block in blocks for value in slowly(kind, block.tobytes())]
@@ -147,5 +148,5 @@ def test_numbers_are_rounded_once(name: str) -> None:
         for each in BLOCK_TYPES.values()
         if each.name == name[0].upper() + name.lstrip("intfloa")
     )
-    found = form.dequantised(torch.from_numpy(values.view(np.uint8).reshape(2, -1)))
+    found = dequantised(form, torch.from_numpy(values.view(np.uint8).reshape(2, -1)))
     assert np.array_equal(found.numpy().ravel(), values.astype(np.float32))

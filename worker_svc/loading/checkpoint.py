@@ -17,6 +17,7 @@ from worker_svc.loading.digest import CheckpointDigest, StoredBytes, safetensors
 from worker_svc.loading.dummy_weights import DummyCheckpoint
 from worker_svc.loading.gguf_checkpoint import GgufCheckpoint
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.quant_method import nothing_stored
 from worker_svc.loading.quantized_checkpoint import read_quantization
 from worker_svc.loading.weights import GroupedReader, SafetensorsCheckpoint, TensorReader
 from worker_svc.models.interface import ModelConfig
@@ -115,10 +116,7 @@ def open_checkpoint(path: Path, options: LoadOptions, device: Device) -> Checkpo
         tensors = safetensors_bytes(checkpoint.files)
         reader = read_quantization(checkpoint, hf, is_native=is_native(architecture))
     if options.quantization == STORED and not isinstance(reader, GroupedReader):
-        raise ModelLoadError(
-            "quantization: must be another than stored for a checkpoint that holds no integers "
-            f"of GPTQ, AWQ or compressed-tensors and no float8, got {path}"
-        )
+        raise nothing_stored(path)
     return Checkpoint(
         path,
         options,

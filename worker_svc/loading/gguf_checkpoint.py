@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from quire.contract.errors import ModelLoadError
 from quire.gguf_file import GgufFile, GgufTensor
 from worker_svc.loading.digest import StoredBytes
-from worker_svc.loading.gguf_blocks import BLOCK_TYPES, BlockType, type_name
+from worker_svc.loading.gguf_blocks import dequantised
 from worker_svc.loading.gguf_config import gguf_family, read_gguf_config
-from worker_svc.loading.gguf_grids import has_grids
+from worker_svc.loading.gguf_types import BLOCK_TYPES, check_tensors, num_bytes
 
 Indices = NDArray[np.intp]
 _FIRST = np.arange(1)
@@ -59,9 +59,8 @@ class GgufCheckpoint:
         self._file = file
         self._data = np.memmap(file.path, np.uint8, "r")
         family = gguf_family(file)
-        for name, tensor in file.tensors.items():
-            self._check(name, tensor)
-        self.config = read_gguf_config(file, lambda tensor: self._rows(tensor, _FIRST)[0])
+        check_tensors(file)
+        self.config = read_gguf_config(file, lambda each: self._rows(each, _FIRST)[0].tolist())
         self._names = _NAMES | (_POST_NORM_NAMES if family.has_post_norms else {})
         self._has_shifted_norms = family.has_shifted_norms
         self._names_read: set[str] = set()
@@ -77,7 +76,7 @@ class GgufCheckpoint:
             name: StoredBytes(
                 self._file.path,
                 tensor.begin,
-                tensor.begin + _num_bytes(tensor),
+                tensor.begin + num_bytes(tensor),
                 BLOCK_TYPES[tensor.type_id].name,
                 list(tensor.shape),
             )
@@ -138,42 +137,14 @@ class GgufCheckpoint:
         """Return rows of a tensor [N, K], or of [K] as one row: float32."""
         form = BLOCK_TYPES[tensor.type_id]
         begin, width = tensor.begin, form.row_bytes(tensor.shape[-1])
-        stored = self._data[begin : begin + _num_bytes(tensor)].reshape(-1, width)
-        return form.dequantised(torch.from_numpy(stored[rows]))
+        stored = self._data[begin : begin + num_bytes(tensor)].reshape(-1, width)
+        return dequantised(form, torch.from_numpy(stored[rows]))
 
     def _stored_name(self, name: str) -> str:
         layer, _, suffix = name.rpartition(".")
         if found := _LAYER.fullmatch(layer):
             return f"blk.{found[1]}.{self._names.get(found[2], found[2])}.{suffix}"
         return f"{self._names.get(layer, layer)}.{suffix}"
-
-    def _check(self, name: str, tensor: GgufTensor) -> None:
-        form: BlockType | None = BLOCK_TYPES.get(tensor.type_id)
-        if form is None:
-            served = ", ".join(each.name for each in BLOCK_TYPES.values())
-            raise ModelLoadError(
-                f"{self._file.path}: {name}: must be one of {served}, "
-                f"got {type_name(tensor.type_id)}"
-            )
-        if form.has_grid and not has_grids():
-            raise ModelLoadError(
-                f"{self._file.path}: {name}: {form.name} needs the package gguf, which holds its "
-                "grid: pip install 'quire-serve[gguf]'"
-            )
-        if not tensor.shape or 0 in tensor.shape or tensor.shape[-1] % form.elements:
-            raise ModelLoadError(
-                f"{self._file.path}: {name}: rows must be whole blocks of {form.elements} elements "
-                f"as {form.name}, got {list(tensor.shape)}"
-            )
-        if tensor.begin + _num_bytes(tensor) > len(self._data):
-            raise ModelLoadError(f"{self._file.path}: not a whole GGUF file: it ends within {name}")
-
-
-def _num_bytes(tensor: GgufTensor) -> int:
-    size = 1
-    for length in tensor.shape:
-        size *= length
-    return BLOCK_TYPES[tensor.type_id].row_bytes(size)
 
 
 def _order(num_features: int, heads: int) -> Indices:

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from quire.contract.errors import ModelLoadError
 from quire.gguf_file import GgufFile, GgufTensor
-from worker_svc.loading.gguf_blocks import BLOCK_TYPES
+from worker_svc.loading.gguf_types import BLOCK_TYPES
 from worker_svc.loading.hf_config import HfConfig
 
 Config = dict[str, Any]
@@ -138,12 +136,12 @@ def gguf_family(file: GgufFile) -> GgufFamily:
     return GGUF_FAMILIES[name]
 
 
-def read_gguf_config(file: GgufFile, read: Callable[[GgufTensor], torch.Tensor]) -> HfConfig:
+def read_gguf_config(file: GgufFile, read: Callable[[GgufTensor], list[float]]) -> HfConfig:
     """Return the configuration of a file's model.
 
     Args:
         file: the head of the file.
-        read: a tensor of the file as float32.
+        read: the numbers of a tensor of one dimension.
 
     Raises:
         ModelLoadError: of another architecture, with metadata that is not served, or without what
@@ -212,7 +210,7 @@ def _read_rope(
     prefix: str,
     own: Config,
     config: Config,
-    read: Callable[[GgufTensor], torch.Tensor],
+    read: Callable[[GgufTensor], list[float]],
 ) -> None:
     """Add how wavelengths are stretched: by a rule of the metadata, or by tensors of factors."""
     section = {name: own[key] for key, name in _ROPE_KEYS.items() if key in own}
@@ -220,7 +218,7 @@ def _read_rope(
     default = "linear" if own.get("rope.scaling.factor") else "none"
     kind = own.get("rope.scaling.type", default)
     factors = {
-        name: read(file.tensors[f"rope_{key}.weight"]).tolist()
+        name: read(file.tensors[f"rope_{key}.weight"])
         for name, keys in (
             ("short_factor", ("freqs", "factors_short")),
             ("long_factor", ("freqs", "factors_long")),

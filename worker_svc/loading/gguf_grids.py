@@ -5,18 +5,12 @@ thousands of numbers, and are read from the package, quire-serve[gguf], where a 
 """
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 
 from worker_svc.loading.gguf_integers import Bits, bits, half, nibbles, nibbles_in_turn
 
 _DELTA = 0.125
-
-
-def has_grids() -> bool:
-    """Return whether the package that holds the grids is installed."""
-    return find_spec("gguf") is not None
 
 
 @cache

@@ -18,10 +18,10 @@ import torch
 
 from worker_svc.layers.grouped_linear import GroupedWeight
 from worker_svc.loading.hf_config import HfConfig
+from worker_svc.loading.quant_method import CONFIG_KEY, quant_method
 from worker_svc.loading.stored_layer import StoredLayer
 from worker_svc.loading.weights import SafetensorsCheckpoint, TensorReader
 
-CONFIG_KEY = "quantization_config"
 _WORD_BITS = 32
 # What is added to a stored zero.
 _GPTQ_OFFSETS = {"gptq": 1, "gptq_v2": 0}
@@ -292,17 +292,8 @@ def read_quantization(
     Raises:
         ModelLoadError: a format that is not served; names it.
     """
-    if CONFIG_KEY not in hf:
-        return checkpoint
-    if not is_native:
-        raise hf.error(CONFIG_KEY, "quantized weights are not served for models of transformers")
-    config = hf.section(CONFIG_KEY)
-    method = config.text("quant_method", "unnamed")
-    if method not in _FORMATS:
-        raise hf.error(
-            CONFIG_KEY, f"quant_method must be one of {', '.join(_FORMATS)}, got {method!r}"
-        )
-    return _FORMATS[method](checkpoint, config)
+    method = quant_method(hf, is_native=is_native)
+    return checkpoint if method is None else _FORMATS[method](checkpoint, hf.section(CONFIG_KEY))
 
 
 def _bits(config: HfConfig, key: str, served: tuple[int, ...]) -> int:

@@ -1,55 +1,20 @@
 """What a model's files cannot give is refused before anything starts, and nothing else."""
 
-import json
-import re
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 
 from launch import architecture_check, model_check
-from launch.cluster.config import ClusterConfig, embedded_model
-from launch.model_check import MAX_PARTS, check_model
-from quire.contract.engine_options import GIB
+from launch.cluster.config import embedded_model
+from launch.model_check import MAX_PARTS
 from quire.contract.errors import ConfigError
+from tests.unit.launch.model_makers import DEMO, MakeModel, check, refused
+from worker_svc.cache.format import KV_CACHE_DTYPES
+from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers import partial_sums
 
-DEMO = json.loads((embedded_model() / "config.json").read_text())
 HEADS, LONGEST = DEMO["num_attention_heads"], DEMO["max_position_embeddings"]
-
-MakeModel = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_check, "available_memory_bytes", lambda: 4 * GIB)
-
-
-@pytest.fixture
-def make_model(tmp_path: Path) -> MakeModel:
-    """Return what makes a copy of the demo model with other values in its config.json."""
-
-    def make(**values: Any) -> Path:
-        model = tmp_path / "model"
-        shutil.copytree(embedded_model(), model, dirs_exist_ok=True)
-        config = {key: value for key, value in {**DEMO, **values}.items() if value is not None}
-        (model / "config.json").write_text(json.dumps(config))
-        return model
-
-    return make
-
-
-def check(model: Path | None = None, **options: Any) -> None:
-    ports = {"port": None, "grpc_port": 0, "device": "cpu"}
-    check_model(ClusterConfig(model=model or embedded_model(), **{**ports, **options}))
-
-
-def refused(message: str, model: Path | None = None, **options: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
-        check(model, **options)
+pytestmark = pytest.mark.usefixtures("free_memory")
 
 
 def test_the_demo_model_is_taken_as_it_is() -> None:
@@ -262,99 +227,9 @@ def test_a_machine_that_does_not_tell_its_memory_refuses_nothing(
     check(kv_cache_gib=900_000)
 
 
-def test_an_adapter_is_named_with_its_model(tmp_path: Path) -> None:
-    path = tmp_path / "adapter_config.json"
-    for text, of in (
-        ('{"base_model_name_or_path": "org/base"}', " of org/base"),
-        ("{}", ""),
-        ("no JSON", ""),
-    ):
-        path.write_text(text)
-        refused(f"model: must be a whole model, got an adapter{of} in {tmp_path}; merge", tmp_path)
-
-
-def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    refused(f"model: must have a config.json or be a .gguf file, got {tmp_path}", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"num_attention_heads": "8"}', '{"n_positions": 64, "rope_scaling": 3}']
-)
-def test_a_broken_configuration_is_refused_by_its_name(text: str, make_model: MakeModel) -> None:
-    model = make_model()
-    (model / "config.json").write_text(text)
-    refused(f"{model / 'config.json'}: ", model)
-
-
-def write_gguf(path: Path, **values: int) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in values.items():
-        writer.add_uint32(f"llama.{key.replace('__', '.')}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def test_a_gguf_file_says_the_same_of_itself(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", attention__head_count=9, context_length=64)
-    for model in (path, tmp_path):  # the file, and the directory that it is alone in
-        check(model, max_model_len=64)
-        refused("max_model_len: must be at most the model's 64, got", model, max_model_len=65)
-        refused("tensor_parallel_size: must divide num_", model, tensor_parallel_size=2)
-        refused("tensor_parallel_size: must divide 8", model, tensor_parallel_size=3)
-
-
-def test_a_stretched_gguf_file_is_left_to_the_worker(tmp_path: Path) -> None:
-    path = write_gguf(
-        tmp_path / "m.gguf", context_length=64, rope__scaling__original_context_length=32
-    )
-    check(path, max_model_len=65)
-
-
-def test_a_broken_gguf_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
-    refused(f"{path}: not a whole GGUF file", path)
-
-
-def write_tensors(path: Path, num_bytes: int, dtype: str = "F32") -> None:
-    """Write the head of a safetensors file of one tensor, and as many bytes as it says, none."""
-    head = {"a": {"dtype": dtype, "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}}
-    text = json.dumps(head).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + num_bytes)
-
-
-def test_files_that_no_worker_reads_are_passed_over(make_model: MakeModel) -> None:
-    model = make_model()
-    write_tensors(model / "model.fp32-00001-of-00001.safetensors", 5 * GIB)
-    (model / "model-00001-of-00009.safetensors").write_bytes(b"cut off")
-    check(model)
-    index = {"weight_map": {"a": "model-00001-of-00009.safetensors", "b": "not-there.safetensors"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(f"model: {model / 'model-00001-of-00009.safetensors'} must be a whole", model)
-    for broken in ("[]", "{}", "no JSON", '{"weight_map": {"a": 1}}'):
-        (model / "model.safetensors.index.json").write_text(broken)
-        refused(f"model: {model / 'model.safetensors.index.json'} must be an index", model)
-
-
-@pytest.mark.parametrize(
-    ("gib", "dtype", "options"),
-    [
-        (7, "bfloat16", {}),  # of the config, which files of float32 are loaded as
-        (7, "float32", {"dtype": "float16"}),
-        (15, "float32", {"quantization": "w8"}),
-        (30, "float32", {"quantization": "w4"}),
-    ],
-)
-def test_weights_count_as_they_are_held(
-    gib: int, dtype: str, options: dict[str, str], make_model: MakeModel
-) -> None:
-    model = make_model(dtype=dtype, torch_dtype=None)
-    write_tensors(model / "model.safetensors", gib * GIB)
-    check(model, **options)
-    write_tensors(model / "model.safetensors", (gib + 3) * GIB)
-    refused("model: must fit the memory that is free, 4.0 GiB", model, **options)
+def test_a_cache_that_cpus_do_not_hold_is_refused() -> None:
+    check(kv_cache_dtype="int8")
+    refused("kv_cache_dtype: must be one of auto, int8 on cpu, got 'fp8'", kv_cache_dtype="fp8")
+    check(kv_cache_dtype="fp8", device="cuda")
+    held = [name for name, each in KV_CACHE_DTYPES.items() if each in CpuDevice().kv_cache_dtypes]
+    assert ("auto", *held) == model_check.CPU_CACHES

@@ -59,6 +59,8 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Clu
         configs.append(config)
 
     monkeypatch.setattr("launch.cli.serve._serve", serve)
+    # The demo model does not have all that options ask for.
+    monkeypatch.setattr("launch.preflight.check_model", lambda _: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("configure", "log_uncaught"):
         monkeypatch.setattr(f"quire.observe.log.{name}", lambda *_: None)
