@@ -108,7 +108,7 @@ def run(
                 raise
         except QuireError:
             if exiting.is_set() and threading.current_thread() is not threading.main_thread():
-                threading.Event().wait()  # nobody is there to be told; the process ends
+                _wait_for_the_end()
             raise
 
 
@@ -145,14 +145,26 @@ def run_all(
             for future in as_completed(futures):
                 advance(sum(len(each.token_ids) for each in future.result().outputs))
         except BaseException as error:
-            is_over = isinstance(error, RuntimeError) and not threading.main_thread().is_alive()
-            if is_over and threading.current_thread().daemon:
-                threading.Event().wait()  # as above: no pool takes work any more
+            if _is_of_exit(error) and threading.current_thread().daemon:
+                _wait_for_the_end()
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
             client.close()
             raise
     return [future.result() for future in futures]
+
+
+def _is_of_exit(error: BaseException) -> bool:
+    """Return whether an error says that no pool takes work any more, since the interpreter ends.
+
+    Pools refuse it before their threads are joined, and the main thread is alive until they are.
+    """
+    return isinstance(error, RuntimeError) and "interpreter shutdown" in str(error)
+
+
+def _wait_for_the_end() -> None:
+    """Wait until the process ends, in a thread that has nobody left to tell of an error."""
+    threading.Event().wait()
 
 
 def _generate(
