@@ -149,3 +149,18 @@ async def test_tokens_are_named_by_ids_and_usage_comes_unasked(tmp_path: Path) -
     ]
     assert shown and all(name.startswith("token_id:") for name in shown)
     assert events[-2].data["usage"]["completion_tokens"] == 3
+
+
+async def test_tokens_of_a_chat_are_named_by_ids(tmp_path: Path) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 3,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_tokens_as_token_ids": True,
+    }
+    async with http_router(tmp_path, chat_template="{{ messages[0].content }}") as setup:
+        answer = (await setup.post("/v1/chat/completions", body)).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    shown = [each["token"] for token in content for each in (token, *token["top_logprobs"])]
+    assert shown and all(name.startswith("token_id:") for name in shown)

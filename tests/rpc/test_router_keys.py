@@ -75,6 +75,7 @@ async def test_a_call_without_a_valid_key_is_refused_in_one_way(keyed, metadata)
         assert error is not None
         assert error.code() == grpc.StatusCode.UNAUTHENTICATED
         assert error.details() == REFUSAL
+        assert "QUIRE_API_KEY or --api-key" in REFUSAL  # what a person at a terminal can do
         info = error_details_pb2.ErrorInfo()
         assert rpc_status.from_call(error).details[0].Unpack(info)
         assert info.reason == "API_KEY_INVALID"
