@@ -1,7 +1,6 @@
 """A request of an engine while it runs: its events, put together as vLLM shows them."""
 
 from launch.llm_requests import logprobs_by_token
-from quire.contract.errors import NOT_FINITE, NotFiniteError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
 from quire.contract.request_outputs import CompletionOutput, Logprob, RequestOutput
 from quire.contract.sampling_params import SamplingParams
@@ -42,7 +41,7 @@ class _Output:
             token_ids=tuple(self._token_ids),
             cumulative_logprob=cumulative,
             logprobs=None if self._params.logprobs is None else tuple(self._logprobs),
-            finish_reason=None if reason is None else reason.value,
+            finish_reason=None if reason is None else reason.shown,
             stop_reason=stop_reason,
         )
 
@@ -69,6 +68,7 @@ class OutputSoFar:
 
         Raises:
             NotFiniteError: an output failed.
+            NoTokenError: the request left no token that could come next.
         """
         match event:
             case Started():
@@ -80,8 +80,8 @@ class OutputSoFar:
                 self._outputs[event.index].add(event)
                 return bool(event.token_ids or event.text)
             case Finished():
-                if event.finish_reason is FinishReason.ERROR:
-                    raise NotFiniteError(f"request {self._request_id}: {NOT_FINITE}")
+                if (error := event.finish_reason.error) is not None:
+                    raise type(error)(f"request {self._request_id}: {error.message}")
                 self._outputs[event.index].finished = event
                 return True
 

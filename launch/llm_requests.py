@@ -233,7 +233,7 @@ def _completion_output(completion: Completion, params: SamplingParams) -> Comple
         token_ids=completion.token_ids,
         cumulative_logprob=completion.cumulative_logprob,
         logprobs=tuple(map(logprobs_by_token, completion.logprobs)) if asked else None,
-        finish_reason=completion.finish_reason.value,
+        finish_reason=completion.finish_reason.shown,
         stop_reason=stop_reason,
         content=completion.content,
         reasoning=completion.reasoning,

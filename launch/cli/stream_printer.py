@@ -80,7 +80,7 @@ class StreamPrinter:
         parts = [] if self._is_single else [f"output {finished.index}"]
         parts += [
             f"{finished.num_output_tokens} tokens",
-            finished.finish_reason.value,
+            finished.finish_reason.shown,
             f"first after {(self._first - self._began) * 1e3:.0f} ms",
             f"{finished.num_output_tokens / elapsed:.1f} tokens/s",
             f"seed {self._seed}",
@@ -88,10 +88,8 @@ class StreamPrinter:
         if finished.cumulative_logprob is not None:
             parts.append(f"log-probability {finished.cumulative_logprob:.3f}")
         _say(f"[{', '.join(parts)}]")
-        if finished.finish_reason.value == "error":
-            from quire.contract.errors import NOT_FINITE
-
-            _say(f"error: {NOT_FINITE}")
+        if (error := finished.finish_reason.error) is not None:
+            _say(f"error: {error.message}")
         if finished.time_breakdown is not None:
             _say(_time_breakdown(finished.time_breakdown))
 

@@ -175,7 +175,13 @@ NOT_FINITE = (
     "the answer ended early: for its next token the model gave numbers that are not finite; its "
     "weights are broken, or dtype or quantization too narrow for them"
 )
-"""Why an answer has the finish reason "error": there is no other cause."""
+"""Why an answer has the finish reason ERROR: there is no other cause."""
+
+NO_TOKEN = (
+    "the answer ended early: what the request forbids left no token that could come next; look at "
+    "allowed_token_ids, bad_words, min_tokens and structured outputs together"
+)
+"""Why an answer has the finish reason NO_TOKEN."""
 
 
 class NotFiniteError(QuireError):
@@ -184,6 +190,16 @@ class NotFiniteError(QuireError):
     reason = "NOT_FINITE"
 
     def __init__(self, message: str = NOT_FINITE) -> None:
+        super().__init__(message)
+
+
+class NoTokenError(QuireError):
+    """A request forbids every token that could come next; the same one fails again."""
+
+    code = "INVALID_ARGUMENT"
+    reason = "NO_TOKEN"
+
+    def __init__(self, message: str = NO_TOKEN) -> None:
         super().__init__(message)
 
 

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from quire.contract.chat import ToolCall
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import (
+    InvalidRequestError,
+    NotFiniteError,
+    NoTokenError,
+    QuireError,
+)
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.contract.time_breakdown import TimeBreakdown
 from quire.contract.versions import PROTOCOL
@@ -22,6 +27,23 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    NO_TOKEN = "no_token"
+
+    @property
+    def shown(self) -> str:
+        """Its name in answers of APIs that know one failure."""
+        return (FinishReason.ERROR if self is FinishReason.NO_TOKEN else self).value
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why the request failed; None where it did not."""
+        match self:
+            case FinishReason.ERROR:
+                return NotFiniteError()
+            case FinishReason.NO_TOKEN:
+                return NoTokenError()
+            case _:
+                return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +124,6 @@ class ModelInfo:
                 f"must be one that generates text, got {self.name}: {self.architecture} has no "
                 "language-model head, and gives vectors only",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatistics:
-    """What became of the requests of a model, since the router started.
-
-    Attributes:
-        num_finished: that came to their end.
-        num_failed: that failed, or were refused once their model was known.
-        whole_s: time that finished ones took in all.
-        num_queued: that a scheduler took.
-        queue_s: time until then, of all of them.
-        computed_s: time after then, of finished ones.
-        last_s: when one last ended, in seconds since 1970; 0 for never.
-    """
-
-    num_finished: int = 0
-    num_failed: int = 0
-    whole_s: float = 0.0
-    num_queued: int = 0
-    queue_s: float = 0.0
-    computed_s: float = 0.0
-    last_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class StepResult:
         num_draft_tokens: tokens drafted for each sequence that had slots for them, in batch order.
         vectors: (sequence, vector as little-endian float32) of those that asked for one and had
             their last token computed.
+        barred_sequence_ids: those of failed_sequence_ids whose requests left no token that could
+            come next, whatever the logits.
         epoch: as ordered.
         step_id: as ordered.
         model_us: time of the forward pass.
@@ -139,6 +141,7 @@ class StepResult:
     prompt_logprobs: Sequence[tuple[int, PromptLogprobs]] = ()
     num_draft_tokens: Sequence[int] = ()
     vectors: Sequence[tuple[int, bytes]] = ()
+    barred_sequence_ids: Sequence[int] = ()
     epoch: int = 0
     step_id: int = 0
     model_us: int = 0

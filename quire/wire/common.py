@@ -29,6 +29,7 @@ _FINISH_TO_PROTO: dict[FinishReason, common_pb2.FinishReason.ValueType] = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.NO_TOKEN: common_pb2.FINISH_REASON_NO_TOKEN,
 }
 _EARLY_STOPPING_TO_PROTO: dict[bool | str, common_pb2.EarlyStopping.ValueType] = {
     False: common_pb2.EARLY_STOPPING_UNSPECIFIED,

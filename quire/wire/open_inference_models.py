@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.contract.outputs import ModelStatistics
+from quire.contract.model_statistics import ModelStatistics
 from quire.facades import open_inference_pb2 as pb
 
 VERSION = "1"

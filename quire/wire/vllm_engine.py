@@ -143,7 +143,7 @@ def finish_to_proto(
     reason: FinishReason, stop_str: str | None, last_token_id: int | None, params: SamplingParams
 ) -> dict[str, Any]:
     """Return the fields of GenerateComplete that say why an output ended."""
-    fields: dict[str, Any] = {"finish_reason": reason.value}
+    fields: dict[str, Any] = {"finish_reason": reason.shown}
     if stop_str is not None:
         fields["matched_stop_str"] = stop_str
     elif reason is FinishReason.STOP and last_token_id in params.stop_token_ids:

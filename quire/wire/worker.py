@@ -307,6 +307,7 @@ def step_result_to_proto(result: StepResult) -> worker_pb2.StepResult:
             worker_pb2.SequenceVector(sequence_id=sequence_id, vector=vector)
             for sequence_id, vector in result.vectors
         ],
+        barred_sequence_ids=result.barred_sequence_ids,
     )
 
 
@@ -328,6 +329,7 @@ def step_result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         ],
         num_draft_tokens=list(message.num_draft_tokens),
         vectors=[(each.sequence_id, each.vector) for each in message.vectors],
+        barred_sequence_ids=list(message.barred_sequence_ids),
         epoch=message.epoch,
         step_id=message.step_id,
         model_us=message.model_us,

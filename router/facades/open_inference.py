@@ -10,12 +10,11 @@ from quire.contract.callers import Caller
 from quire.contract.errors import (
     InvalidRequestError,
     ModelNotFoundError,
-    NotFiniteError,
     QuireError,
     ReaderStalledError,
 )
 from quire.contract.inputs import DetokenizeInput
-from quire.contract.outputs import Delta, Finished, FinishReason, Started
+from quire.contract.outputs import Delta, Finished, Started
 from quire.facades import open_inference_pb2 as pb
 from quire.facades import open_inference_pb2_grpc
 from quire.rpc.access import current_caller
@@ -189,12 +188,13 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             async for event in events:
                 collector.add(event)
         completions = collector.completions()
-        if any(each.finish_reason is FinishReason.ERROR for each in completions):
-            raise NotFiniteError
+        for each in completions:
+            if (error := each.finish_reason.error) is not None:
+                raise error
         prompt = await self._prompt(sent) if sent.echo else ""
         return InferOutput(
             [prompt + each.text for each in completions],
-            [each.finish_reason.value for each in completions],
+            [each.finish_reason.shown for each in completions],
             completions[0].token_ids if len(completions) == 1 else None,
         )
 
@@ -215,6 +215,6 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
                     case Delta():
                         yield InferOutput([event.text], token_ids=event.token_ids)
                     case Finished():
-                        if event.finish_reason is FinishReason.ERROR:
-                            raise NotFiniteError
-                        yield InferOutput([""], [event.finish_reason.value], ())
+                        if (error := event.finish_reason.error) is not None:
+                            raise error
+                        yield InferOutput([""], [event.finish_reason.shown], ())

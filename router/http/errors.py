@@ -6,11 +6,10 @@ from typing import Any
 
 from quire.contract.errors import (
     InvalidRequestError,
-    NotFiniteError,
     OverloadedError,
     QuireError,
 )
-from quire.contract.outputs import Finished, FinishReason
+from quire.contract.outputs import Finished
 
 # As Google's mapping of codes, but for FAILED_PRECONDITION: what a request depends on is another.
 _STATUS_OF_CODE = {
@@ -55,8 +54,8 @@ class ClientGoneError(Exception):
 
 def failure_of(end: Finished | None) -> dict[str, Any]:
     """Return the field of a choice that says why it ended with `error`; none where it did not."""
-    failed = end is not None and end.finish_reason is FinishReason.ERROR
-    return openai_error(NotFiniteError()) if failed else {}
+    error = None if end is None else end.finish_reason.error
+    return {} if error is None else openai_error(error)
 
 
 def status_of(error: QuireError) -> HTTPStatus:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 
-from quire.contract.errors import NotFiniteError
 from quire.contract.inputs import GenerateInput
-from quire.contract.outputs import Delta, Event, Finished, FinishReason
+from quire.contract.outputs import Delta, Event, Finished
 from router.http.call import HttpCall, to_json
 from router.http.completions.request import DEFAULT_MAX_TOKENS
 from router.http.endpoint import Handle
@@ -62,12 +61,12 @@ def _take(texts: list[str], event: Event) -> bool:
     """Add what an event brings to the texts; return whether it belongs to an output.
 
     Raises:
-        NotFiniteError: an output failed.
+        QuireError: an output failed.
     """
     if not isinstance(event, Delta | Finished):
         return False
-    if isinstance(event, Finished) and event.finish_reason is FinishReason.ERROR:
-        raise NotFiniteError
+    if isinstance(event, Finished) and (error := event.finish_reason.error) is not None:
+        raise error
     if isinstance(event, Delta):
         texts[event.index] += event.text
     return True

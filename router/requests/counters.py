@@ -9,12 +9,12 @@ from collections import Counter
 from enum import StrEnum
 
 from quire.contract.errors import QuireError
+from quire.contract.model_statistics import ModelStatistics
 from quire.contract.outputs import (
     Delta,
     Event,
     Finished,
     FinishReason,
-    ModelStatistics,
     Started,
 )
 from quire.observe.metrics.histogram import Histogram
@@ -176,7 +176,7 @@ class RequestCounters:
     def _count_output(self, reason: FinishReason) -> None:
         self._counters.outputs[self._model, reason] += 1
         self._is_aborted |= reason is FinishReason.ABORT
-        self._has_failed |= reason is FinishReason.ERROR
+        self._has_failed |= reason.error is not None
         self._num_outputs -= 1
         if self._num_outputs == 0:
             if self._has_failed:

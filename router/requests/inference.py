@@ -18,7 +18,8 @@ from quire.contract.inputs import (
     ResumeInput,
     TokenizeInput,
 )
-from quire.contract.outputs import Delta, Event, ModelInfo, ModelStatistics, TokenLogprobs
+from quire.contract.model_statistics import ModelStatistics
+from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child, current_span
 from router.cells.pool import CellPool

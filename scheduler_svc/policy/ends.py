@@ -43,7 +43,12 @@ class Ends:
         progress.vectors.append((group.group_id, vector))
         self.finish_sequence(group, sequence, FinishReason.STOP, progress)
 
-    def fail_group(self, group: SequenceGroup, progress: Progress) -> None:
+    def fail_group(
+        self,
+        group: SequenceGroup,
+        progress: Progress,
+        reason: FinishReason = FinishReason.ERROR,
+    ) -> None:
         """End a group that the workers could not compute.
 
         Mutates: progress.
@@ -52,7 +57,7 @@ class Ends:
         indices = beams or [each.sequence_index for each in group.sequences.values()]
         self._residency.withdraw(group)
         progress.finished.extend(
-            FinishedSequence(group.group_id, index, FinishReason.ERROR) for index in indices
+            FinishedSequence(group.group_id, index, reason) for index in indices
         )
         self.end_group(group, progress)
 

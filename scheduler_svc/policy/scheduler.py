@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from quire.contract.engine_options import PreemptionMode
+from quire.contract.outputs import FinishReason
 from quire.contract.sessions import Submission
 from quire.contract.steps import SchedulerOutputs, StepResult
 from scheduler_svc.blocks.manager import BlockSpaceManager
@@ -204,7 +205,9 @@ class Scheduler:
                 self._ends.finish_with_vector(group, vector, progress)
         for sequence_id in result.failed_sequence_ids:
             if (group := groups.get(sequence_id)) is not None:
-                self._ends.fail_group(group, progress)
+                is_barred = sequence_id in result.barred_sequence_ids
+                reason = FinishReason.NO_TOKEN if is_barred else FinishReason.ERROR
+                self._ends.fail_group(group, progress, reason)
         self._trials.completed()
         self.queues.report_times(progress)
         return progress

@@ -94,6 +94,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_steps = 0
         self.num_refused = 0
         self.num_tokens_until_error: int | None = None
+        self.failure = common_pb2.FINISH_REASON_ERROR  # that it then has
         self.num_cached_tokens = 0  # reported for each prompt
         self._next_token = next_token
         self._seed = seed
@@ -304,7 +305,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if token_id in stops:
                 reason = common_pb2.FINISH_REASON_STOP
             elif len(request.output) == self.num_tokens_until_error:
-                reason = common_pb2.FINISH_REASON_ERROR
+                reason = self.failure
             elif len(request.output) >= request.params.max_tokens:
                 reason = common_pb2.FINISH_REASON_LENGTH
             else:

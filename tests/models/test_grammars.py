@@ -183,7 +183,7 @@ def test_a_sequence_that_its_grammar_fails_ends_alone(model: Path) -> None:
     driver.add(1, PROMPT, replace(CHOICE, allowed_token_ids=(300,)))
     step = driver.start()
     result = step.result()
-    assert result.failed_sequence_ids == (1,)
+    assert result.failed_sequence_ids == result.barred_sequence_ids == (1,)
     assert step.num_failed(result) == (0, 1), "its logits were good"
     assert result.sequence_ids == (0,)
     assert list(result.token_ids) == expected[:1]

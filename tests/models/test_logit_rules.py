@@ -59,6 +59,19 @@ def test_min_tokens_holds_the_end_back(model: Path) -> None:
     assert held[7] == EOS_TOKEN_ID
 
 
+def test_a_sequence_that_is_left_no_token_fails_by_no_fault_of_its_model(model: Path) -> None:
+    runner = load_runner(model)
+    driver = Driver(runner)
+    barred = replace(GREEDY, allowed_token_ids=(EOS_TOKEN_ID,), min_tokens=3)
+    driver.add(0, PROMPT, barred)
+    driver.add(1, PROMPT, replace(barred, min_tokens=0))
+    step = driver.start()
+    result = step.result()
+    assert result.failed_sequence_ids == result.barred_sequence_ids == (0,)
+    assert result.sequence_ids == (1,)
+    assert step.num_failed(result) == (0, 0)
+
+
 def test_same_tokens_in_company_and_recomputed(model: Path) -> None:
     expected = alone(model, PENALISED)
     driver = Driver(load_runner(model))

@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from quire import SamplingParams
-from quire.contract.errors import NOT_FINITE
+from quire.contract.errors import NO_TOKEN, NOT_FINITE
+from quire.v1 import common_pb2
 from router.http.generate import END
 from tests.rpc.http_setup import HttpSetup, http_router
 from tests.rpc.router_setup import PROMPT
@@ -63,9 +64,15 @@ async def test_what_is_not_obeyed_is_refused(setup: HttpSetup, field: str, value
 async def test_an_answer_that_failed_is_none(setup: HttpSetup) -> None:
     setup.fake.num_tokens_until_error = 5
     try:
-        answer = await setup.post(PATH, BODY)
-        assert (answer.status_code, answer.json()["error"]["message"]) == (500, NOT_FINITE)
-        last = (await parts_of(setup))[-1]
-        assert last["error"]["message"] == NOT_FINITE
+        for failure, status, message in (
+            (common_pb2.FINISH_REASON_ERROR, 500, NOT_FINITE),
+            (common_pb2.FINISH_REASON_NO_TOKEN, 400, NO_TOKEN),
+        ):
+            setup.fake.failure = failure
+            answer = await setup.post(PATH, BODY)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+            last = (await parts_of(setup))[-1]
+            assert last["error"]["message"] == message
     finally:
+        setup.fake.failure = common_pb2.FINISH_REASON_ERROR
         setup.fake.num_tokens_until_error = None

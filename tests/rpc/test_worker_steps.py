@@ -126,6 +126,7 @@ async def test_sequence_without_finite_logits_fails_alone(
         )
     )
     assert list(result.failed_sequence_ids) == [1]
+    assert not result.barred_sequence_ids
     assert list(result.sequence_ids) == [2]
     tokens = list(result.token_ids)
     # Sent ahead by a scheduler that did not know yet.

@@ -128,27 +128,31 @@ class RuledRow:
         """Whether its sequence is under a grammar."""
         return self.mask is not None
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether it names the tokens that may be drawn, and not only some that may not."""
+        return self.has_grammar or len(self.rules.allowed) > 0
+
     def forbidden(self) -> IntArray:
         """Return the token ids [n] int64 that must not be drawn next.
 
         Where a grammar allows nothing but an end, `min_tokens` does not hold it back.
         """
         found = self.rules.forbidden(self.token_ids)
-        if self.mask is not None and len(found) > 0:
-            others = self.mask.copy()
-            words, bits = np.divmod(self.rules.early_ends, 32)
-            np.bitwise_and.at(others, words, (~(1 << bits)).astype(np.int32))
-            if not others.any():
-                return found[~np.isin(found, self.rules.early_ends)]
-        return found
+        if self.mask is None or len(found) == 0 or _has_others(self.mask, self.rules.early_ends):
+            return found
+        return found[~np.isin(found, self.rules.early_ends)]
 
 
 def apply_rules(
     logits: torch.Tensor,
     rows: Sequence[RuledRow],
     place: Callable[[Mapping[str, Array]], dict[str, torch.Tensor]],
-) -> None:
+) -> frozenset[int]:
     """Change rows of logits; the number of operations does not grow with the number of rows.
+
+    Returns:
+        The rows that are left no token, by `RuledRow.index`.
 
     Mutates: logits.
 
@@ -158,13 +162,17 @@ def apply_rules(
         place: copies arrays to the device of the logits; see Device.place.
     """
     vocab_size = logits.shape[1]
+    forbidden = [row.forbidden() for row in rows]
     arrays = {
         "rows": np.array([row.index for row in rows], np.int64),
-        **_forbidden(rows, vocab_size),
+        "forbidden": np.concatenate(
+            [index * vocab_size + ids for index, ids in enumerate(forbidden)]
+        ),
         **_biases(rows, vocab_size),
     }
-    if any(len(row.rules.allowed) > 0 or row.mask is not None for row in rows):
-        arrays["allowed"] = _bitmask(rows, vocab_size)
+    bits = None
+    if any(row.is_masked for row in rows):
+        bits = arrays["allowed"] = _bitmask(rows, vocab_size)
     penalties = _penalties(rows) if any(row.rules.penalises for row in rows) else {}
     placed = place({**arrays, **penalties})
     chosen = logits.index_select(0, placed["rows"])
@@ -176,6 +184,39 @@ def apply_rules(
     if penalties:
         ops.apply_penalties(chosen, **{name: placed[name] for name in penalties})
     logits.index_copy_(0, placed["rows"], chosen)
+    return _barred(rows, bits, forbidden, vocab_size)
+
+
+def _barred(
+    rows: Sequence[RuledRow], bits: Array | None, forbidden: Sequence[IntArray], vocab_size: int
+) -> frozenset[int]:
+    """Return which rows [n] are left no token: only here is that told from logits of no use.
+
+    Args:
+        rows: the rows.
+        bits: see `_bitmask`; None where no row is masked.
+        forbidden: [n] token ids of each that must not be drawn.
+        vocab_size: of the model.
+    """
+    found = []
+    for place, (row, token_ids) in enumerate(zip(rows, forbidden, strict=True)):
+        if row.is_masked:
+            assert bits is not None, "there is a row that is masked"
+            is_barred = not _has_others(bits[place], token_ids)
+        else:
+            is_barred = len(token_ids) >= vocab_size and len(np.unique(token_ids)) == vocab_size
+        if is_barred:
+            found.append(row.index)
+    return frozenset(found)
+
+
+def _has_others(mask: npt.NDArray[np.int32], token_ids: IntArray) -> bool:
+    """Return whether a mask [ceil(vocab_size / 32)] int32 allows more than some token ids [n]."""
+    if len(token_ids) > 0:
+        mask = mask.copy()
+        words, bits = np.divmod(token_ids, 32)
+        np.bitwise_and.at(mask, words, (~(1 << bits)).astype(np.int32))
+    return bool(mask.any())
 
 
 def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:
@@ -190,12 +231,6 @@ def _bitmask(rows: Sequence[RuledRow], vocab_size: int) -> Array:
         if row.mask is not None:
             np.bitwise_and(bits, row.mask, out=bits)
     return mask
-
-
-def _forbidden(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:
-    """Return the places of the tokens that rows [n] forbid, int64 in logits [n * vocab_size]."""
-    found = [index * vocab_size + row.forbidden() for index, row in enumerate(rows)]
-    return {"forbidden": np.concatenate(found)}
 
 
 def _biases(rows: Sequence[RuledRow], vocab_size: int) -> dict[str, Array]:

@@ -36,7 +36,8 @@ class Sampled:
         prompt_logprobs: (sequence id, what was computed of its prompt) of those that asked for it.
         logprobs: reports of these tokens; None on ranks above 0, which report no tokens either.
         reported: tensors that `logprobs` reads once they are on the host.
-        grammar_ids: sequences under a grammar: where `ok` is False, their rules left no token.
+        grammar_ids: sequences under a grammar.
+        barred: rows of the logits whose rules left no token, so that `ok` is False.
     """
 
     token_ids: torch.Tensor
@@ -45,6 +46,7 @@ class Sampled:
     logprobs: SampledLogprobs | None
     reported: tuple[torch.Tensor, ...] = ()
     grammar_ids: frozenset[int] = frozenset()
+    barred: frozenset[int] = frozenset()
 
 
 class Sampler:
@@ -120,8 +122,7 @@ class Sampler:
             where = self._device.place({"rows": np.array([index for index, _ in asking])})["rows"]
             # A copy: reports are of the logits before rules change them.
             raw_logits = logits.index_select(0, where)
-        if ruled:
-            apply_rules(logits, ruled, self._device.place)
+        barred = apply_rules(logits, ruled, self._device.place) if ruled else frozenset[int]()
         if self._parallel.size == 1:
             token_ids, ok = ops.sample(logits, **columns)
         else:
@@ -133,11 +134,11 @@ class Sampler:
         )
         if not asking:
             logprobs = SampledLogprobs(beams=beams)
-            return Sampled(token_ids, ok, prompt_logprobs, logprobs, (), grammar_ids)
+            return Sampled(token_ids, ok, prompt_logprobs, logprobs, (), grammar_ids, barred)
         num_top = tuple(each.num_logprobs or 0 for _, each in asking)
         tensors = ops.top_logprobs(raw_logits, token_ids.index_select(0, where), max(num_top))
         logprobs = SampledLogprobs(tuple(index for index, _ in asking), num_top, beams)
-        return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors, grammar_ids)
+        return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors, grammar_ids, barred)
 
     def prompt_logprobs(
         self, batch: Batch, hidden: torch.Tensor

@@ -132,6 +132,7 @@ class PendingStep:
             swap_us=self._swap_us(),
         )
         sampling_ids, failed_ids, is_reported = self.batch.sampling_ids, (), ok
+        barred_ids: tuple[int, ...] = ()
         if self.batch.expected_ids is not None:
             counts = rows_that_count(self.batch.expected_ids, token_ids, ok)
             is_reported, ok = ok & counts, ok | ~counts
@@ -139,6 +140,8 @@ class PendingStep:
         if not is_whole:
             ids = np.array(sampling_ids, np.int64)
             failed_ids = tuple(ids[~ok].tolist())
+            barred = self._sampled.barred
+            barred_ids = tuple(int(ids[row]) for row in sorted(barred) if not ok[row])
             sampling_ids = tuple(ids[is_reported].tolist())
         result = replace(
             result, sequence_ids=sampling_ids, token_ids=token_ids[is_reported].tolist()
@@ -154,17 +157,20 @@ class PendingStep:
             prompt_logprobs=self._sampled.prompt_logprobs,
             num_draft_tokens=self.batch.num_drafted,
             vectors=vectors,
+            barred_sequence_ids=barred_ids,
         )
 
     def num_failed(self, result: StepResult) -> tuple[int, int]:
-        """Return how many sequences have failed in this step: by logits, and under a grammar.
+        """Return how many sequences have failed in this step: by logits, and by their grammar.
+
+        One that its request left no token without a grammar counts as neither.
 
         Args:
             result: of this step.
         """
         failed_ids = {*result.failed_sequence_ids}.difference(self.batch.failed_ids)
-        num_grammars = len(failed_ids & self._sampled.grammar_ids)
-        return len(failed_ids) - num_grammars, num_grammars
+        barred_ids = failed_ids.intersection(result.barred_sequence_ids)
+        return len(failed_ids - barred_ids), len(barred_ids & self._sampled.grammar_ids)
 
 
 class PendingSteps:

@@ -89,8 +89,9 @@ def _take(at: float, event: Event, outcome: Outcome) -> None:
             outcome.num_prompt_tokens = event.num_prompt_tokens
             return
         case Finished():
-            if event.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                raise RequestFailedError(f"finish_reason: {event.finish_reason.value}")
+            reason = event.finish_reason
+            if reason is FinishReason.ABORT or reason.error is not None:
+                raise RequestFailedError(f"finish_reason: {reason.value}")
             others = outcome.num_output_tokens or 0
             outcome.num_output_tokens = others + event.num_output_tokens
             outcome.is_complete = True

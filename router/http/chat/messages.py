@@ -67,7 +67,7 @@ class Messages:
         """Return why a choice that was read ended."""
         if self._reader.has_called(end.index) and end.finish_reason is FinishReason.STOP:
             return "tool_calls"
-        return end.finish_reason.value
+        return end.finish_reason.shown
 
 
 def read_part(reader: OutputReader, part: Part) -> list[ParserEvent]:

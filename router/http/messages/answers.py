@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire.contract.errors import NotFiniteError
 from quire.contract.outputs import Finished, FinishReason
 from router.chat.reader import OutputReader
 from router.chat.template_values import INVALID_JSON
@@ -76,8 +75,8 @@ class MessageAnswer:
             segment_now = self._segments.open
             yield {"type": "ping"} if segment_now is None else _delta(segment_now, "")
         if part.end is not None:
-            if part.end.finish_reason is FinishReason.ERROR:
-                raise NotFiniteError  # no stop_reason of Anthropic's means it
+            if (error := part.end.finish_reason.error) is not None:
+                raise error  # no stop_reason of Anthropic's means it
             self._end = part.end
             yield {"type": "message_delta", "delta": self._reasons(), "usage": self._usage()}
             yield {"type": "message_stop"}

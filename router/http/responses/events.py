@@ -6,12 +6,13 @@ last one that it has received, and gets what follows it.
 
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
-from quire.contract.errors import NOT_FINITE
 from quire.contract.outputs import Finished, FinishReason, Started
 from router.chat.reader import OutputReader
 from router.http.chat.choices import Part
+from router.http.errors import status_of
 from router.http.responses.outputs import OutputItems, ResponseEvent
 from router.http.responses.request import ID_PREFIX
 from router.http.resume import fingerprint
@@ -130,7 +131,7 @@ class ResponseState:
             reason = "max_output_tokens" if is_length else "aborted"
             content["incomplete_details"] = {"reason": reason}
         if status == "failed":
-            content["error"] = {"code": "server_error", "message": NOT_FINITE}
+            content["error"] = _failure(end)
         if end is not None:
             content["usage"] = {
                 "input_tokens": num_prompt,
@@ -145,7 +146,20 @@ class ResponseState:
         return content
 
 
-_STATUSES = {FinishReason.STOP: "completed", FinishReason.ERROR: "failed"}
+_STATUSES = {
+    FinishReason.STOP: "completed",
+    FinishReason.ERROR: "failed",
+    FinishReason.NO_TOKEN: "failed",
+}
+
+
+def _failure(end: Finished | None) -> dict[str, str]:
+    """Return the field of a response that says why it has failed."""
+    error = None if end is None else end.finish_reason.error
+    assert error is not None, "it has failed"
+    # Of the codes of OpenAI's Response, the ones for a server's fault and for a client's.
+    is_ours = status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return {"code": "server_error" if is_ours else "invalid_prompt", "message": error.message}
 
 
 def _status(end: Finished | None) -> str:

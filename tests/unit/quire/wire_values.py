@@ -155,6 +155,7 @@ RESULT = StepResult(
     prompt_logprobs=[(5, PROMPT_LOGPROBS)],
     num_draft_tokens=[3, 0],
     vectors=[(9, bytes(8)), (2**63, b"")],
+    barred_sequence_ids=[9],
     epoch=EPOCH,
     step_id=17,
     model_us=10,

@@ -122,15 +122,19 @@ def test_what_a_failed_sequence_computed_is_found_by_nobody() -> None:
     cell.scheduler.check_invariants()
 
 
-def test_a_failed_sequence_ends_alone() -> None:
+@pytest.mark.parametrize("is_barred", [False, True])
+def test_a_failed_sequence_ends_alone(is_barred: bool) -> None:
     cell = Cell()
     bad = cell.add(make_prompt(2, 1), make_params(max_tokens=4))
     good = cell.add(make_prompt(2, 2), make_params(max_tokens=4))
     outputs = cell.scheduler.schedule()
     sampled = cell.model.step(outputs)
     bad_id, good_id = outputs.sequence_ids
-    cell.take(cell.scheduler.update(StepResult([good_id], sampled.token_ids[1:], [bad_id])))
-    assert cell.finished == {bad: FinishReason.ERROR}
+    barred = [bad_id] if is_barred else []
+    reason = FinishReason.NO_TOKEN if is_barred else FinishReason.ERROR
+    result = StepResult([good_id], sampled.token_ids[1:], [bad_id], barred_sequence_ids=barred)
+    cell.take(cell.scheduler.update(result))
+    assert cell.finished == {bad: reason}
     cell.scheduler.check_invariants()
     cell.run()
     assert cell.tokens[bad] == []

@@ -101,3 +101,37 @@ def test_penalties_come_after_bans_and_bias() -> None:
     assert result[3] == (biased / 2 if biased > 0 else biased * 2)
     assert result[30] == logits[30]
     assert result.isfinite().sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "is_barred"),
+    [
+        ({"allowed_token_ids": (2,), "min_tokens": 9}, True),
+        ({"allowed_token_ids": (2,), "min_tokens": 4}, False),
+        ({"allowed_token_ids": (2, 5), "min_tokens": 9}, False),
+        ({"allowed_token_ids": (5, 6), "bad_words_token_ids": ((5,), (3, 6))}, True),
+        ({"allowed_token_ids": (5, 6), "bad_words_token_ids": ((5,), (7, 6))}, False),
+        ({"bad_words_token_ids": tuple((each,) for each in range(VOCAB_SIZE))}, True),
+        ({"bad_words_token_ids": tuple((each,) for each in range(1, VOCAB_SIZE))}, False),
+        ({"stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 9}, True),
+    ],
+)
+def test_rows_that_are_left_no_token_are_told(params: dict[str, Any], is_barred: bool) -> None:
+    rules = LogitRules.of(SamplingParams(**params), len(PROMPT), EOS)
+    other = LogitRules.of(SamplingParams(logit_bias={1: 9.0}), 2, EOS)
+    assert rules is not None and other is not None
+    rows = torch.stack([random_logits()] * 3)
+    ruled = [RuledRow(1, other, TOKENS), RuledRow(2, rules, TOKENS)]
+    assert apply_rules(rows, ruled, CpuDevice().place) == ({2} if is_barred else frozenset())
+    assert bool(rows[2].isinf().all()) == is_barred
+
+
+def test_a_grammar_and_what_else_is_forbidden_may_leave_no_token() -> None:
+    params = SamplingParams(allowed_token_ids=(3, 5), bad_words_token_ids=((5,),))
+    rules = LogitRules.of(params, len(PROMPT), EOS)
+    assert rules is not None
+    for allowed, barred in ((5, {0}), (3, frozenset()), (40, {0})):
+        mask = np.zeros(2, np.int32)
+        mask[allowed // 32] = 1 << allowed % 32
+        row = RuledRow(0, rules, TOKENS, mask)
+        assert apply_rules(random_logits()[None], [row], CpuDevice().place) == barred
