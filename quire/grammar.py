@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from quire import finite_json
 from quire.contract.errors import InvalidRequestError, ModelLoadError
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.json_schemas import readable
@@ -180,7 +181,7 @@ def _schema(params: StructuredOutputsParams) -> Any:
         return with_json_options({"type": "object"})
     assert isinstance(params.json, str), "the only one left"
     try:
-        return with_json_options(json.loads(params.json))
+        return with_json_options(finite_json.loads(params.json))
     except RecursionError:
         raise _invalid(params, "one that is nested too deeply") from None
     except ValueError as error:

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TextIO
 
+from quire import finite_json
 from quire.contract.errors import ConfigError
 
 URLS = (
@@ -78,7 +79,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _parse(line: bytes, seed: int) -> BatchRequest:
     try:
-        fields = json.loads(line)
+        fields = finite_json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError("must be a JSON object, got another text") from None
     if not isinstance(fields, dict):

@@ -1,6 +1,5 @@
 """To and from the messages of the Open Inference Protocol, in protos/quire/facades."""
 
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from quire import finite_json
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.facades import open_inference_pb2 as pb
@@ -245,7 +245,7 @@ def _sampling_params(text: str, own: dict[str, Any]) -> Any:
             field, f"must be at most {MAX_PARAMETERS_BYTES} characters, got {len(text)}"
         )
     try:
-        fields = json.loads(text) if text else {}
+        fields = finite_json.loads(text) if text else {}
     except (ValueError, RecursionError):
         raise InvalidRequestError(field, "must be a JSON object, got something else") from None
     if not isinstance(fields, dict):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from quire import finite_json
 from quire.contract.chat import TOOL_CHOICES, ChatInput
 from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
@@ -65,7 +66,7 @@ class ChatPrompts:
     def _with_defaults(self, chat: ChatInput) -> str:
         """Return the variables of a conversation, with those that it need not bring."""
         try:
-            own = json.loads(chat.chat_template_kwargs or "{}")
+            own = finite_json.loads(chat.chat_template_kwargs or "{}")
         except (ValueError, RecursionError):
             own = None
         # What is no object is refused where it is rendered.

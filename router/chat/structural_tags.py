@@ -4,10 +4,10 @@ Both spellings that vLLM's clients send: `structures` and `triggers`, and the `f
 https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quire import finite_json
 from quire.contract.errors import InvalidRequestError
 from quire.grammar import lark_regex
 from router.chat.parsers.lark import TEXT, Rules
@@ -42,7 +42,7 @@ def structural_tag_grammar(text: str, added_tokens: Mapping[str, int]) -> str:
         InvalidRequestError: they are malformed, or have a part that is not obeyed here.
     """
     try:
-        spec = json.loads(text)
+        spec = finite_json.loads(text)
     except (ValueError, RecursionError):
         raise _wrong("", "must be JSON") from None
     builder = _Builder(Rules(added_tokens))
@@ -100,7 +100,7 @@ class _Builder:
         schema = part.get("json_schema")
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
+                schema = finite_json.loads(schema)
             except (ValueError, RecursionError):
                 schema = None
         if not isinstance(schema, dict | bool):

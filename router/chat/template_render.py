@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from quire import finite_json
 from quire.contract.chat import ChatInput
 from quire.contract.errors import InvalidRequestError
 from router.chat.template_losses import check_losses
@@ -270,7 +271,7 @@ def _tool_variables(field: str, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _object(field: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = finite_json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise InvalidRequestError(field, "must not be nested that deeply") from None

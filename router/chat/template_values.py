@@ -6,6 +6,8 @@ from typing import Any
 import jinja2
 from jinja2 import tests
 
+from quire import finite_json
+
 # Anthropic's name for arguments that are no JSON object; /v1/messages answers with it, too.
 INVALID_JSON = "INVALID_JSON"
 
@@ -46,7 +48,7 @@ class Arguments(dict[str, Any]):
     def __init__(self, text: str) -> None:
         self._text = text
         try:
-            value = json.loads(text) if text.strip() else None
+            value = finite_json.loads(text) if text.strip() else None
             # Half of a surrogate pair, which no prompt can hold, is text as it stands: its escape.
             json.dumps(value, ensure_ascii=False).encode()
         except ValueError:

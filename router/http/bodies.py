@@ -10,6 +10,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
+from quire import finite_json
 from quire.contract.errors import InvalidRequestError, OverloadedError
 from router.http.errors import ClientGoneError, HttpError
 
@@ -123,7 +124,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     _check_shape(body)
     try:
-        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        value = finite_json.loads(body.decode())
     except UnicodeDecodeError:
         raise InvalidRequestError("body", "must be UTF-8") from None
     except json.JSONDecodeError as error:
@@ -176,10 +177,6 @@ def _check_shape(body: bytes) -> None:
             depth -= 1
             if depth < 0:
                 return  # no JSON, as the parser will find
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def _check_surrogates(value: object) -> None:

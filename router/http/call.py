@@ -219,8 +219,12 @@ class HttpCall:
 
 
 def to_json(content: Any) -> bytes:
-    """Return JSON without spaces, in UTF-8, and one line to clients that split at Unicode's."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    """Return JSON without spaces, in UTF-8, and one line to clients that split at Unicode's.
+
+    Raises:
+        ValueError: it holds a number that is not finite, which JSON has no word for.
+    """
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escaped in _LINE_BREAKS:
         text = text.replace(character, escaped)
     return text.encode()

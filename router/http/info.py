@@ -124,7 +124,9 @@ def tokenizer_info(model: Path, chat_template: str | None) -> Handle:
         chat_template: None for none.
     """
     try:
-        found = json.loads((model / "tokenizer_config.json").read_text("utf-8-sig"))
+        found = json.loads(
+            (model / "tokenizer_config.json").read_text("utf-8-sig"), parse_constant=str
+        )
     except (OSError, ValueError):
         found = {}
     content = {

@@ -11,8 +11,8 @@ LOWEST = -9999.0
 
 
 def finite(logprob: float) -> float:
-    """Return a log-probability that JSON can hold."""
-    return max(logprob, LOWEST)
+    """Return a log-probability that JSON can hold; one that is no number is the lowest, too."""
+    return logprob if logprob > LOWEST else LOWEST
 
 
 def named_by_ids(position: TokenLogprobs) -> TokenLogprobs:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire import finite_json
 from quire.contract.chat import Tool
 from quire.contract.errors import InvalidRequestError
 from quire.json_schemas import moved, readable
@@ -253,7 +254,7 @@ class _Grammar:
 
 def _schema(tool: Tool) -> dict[str, Any]:
     try:
-        schema = json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
+        schema = finite_json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
         schema = readable(schema)
         json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError:

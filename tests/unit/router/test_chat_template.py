@@ -105,6 +105,10 @@ def test_what_a_template_cannot_be_given_is_named() -> None:
     for sent, field in (
         ({**conversation([USER]), "now": 2**62}, "now: must be a time"),
         (conversation([USER], chat_template_kwargs="{"), "chat_template_kwargs: must be JSON"),
+        (
+            conversation([USER], chat_template_kwargs='{"a": 1e400}'),
+            "must be JSON, got .* overflows",
+        ),
         (conversation([USER], chat_template_kwargs="[]"), "must be a JSON object, got list"),
         (
             conversation([USER], chat_template_kwargs=r'{"\ud800": 1}'),

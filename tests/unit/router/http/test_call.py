@@ -1,7 +1,10 @@
 """JSON that is sent is one line to every client."""
 
 import json
+import math
 import sys
+
+import pytest
 
 from router.http.call import to_json
 
@@ -15,3 +18,9 @@ def test_no_character_splits_the_json_of_an_event() -> None:
     sent = to_json(content).decode()
     assert len(sent.splitlines()) == 1
     assert json.loads(sent) == content
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_no_number_that_json_has_no_word_for_is_sent(number: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"a": [number]})
