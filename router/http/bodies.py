@@ -58,13 +58,18 @@ class Bodies:
             ClientGoneError: it breaks off.
         """
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json" or "content-encoding" in headers:
+        if media_type != "application/json":
             # Also so that no page of a browser may send one without being asked (CORS).
             raise HttpError(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "content-type: must be application/json, without content-encoding, got "
-                f"{media_type[:64] or 'none'!r}",
+                f"content-type: must be application/json, got {media_type[:64] or 'none'!r}",
             )
+        for coding in headers.getlist("content-encoding"):
+            if coding.strip().lower() not in ("", "identity"):
+                raise HttpError(
+                    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                    f"content-encoding: must be absent or identity, got {coding.strip()[:64]!r}",
+                )
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:16]) > self._max_bytes:
             raise self._too_long()

@@ -32,7 +32,13 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 
 
 class _Parser(h11.Connection):
-    """Reads requests; one of two lengths is none (RFC 9112, 6.1)."""
+    """Reads requests; one of two lengths is none (RFC 9112, 6.1).
+
+    Attributes:
+        lacks_host: whether what came is no request for want of a Host alone, or with several.
+    """
+
+    lacks_host = False
 
     def next_event(self) -> Any:
         """Return what came next.
@@ -40,7 +46,11 @@ class _Parser(h11.Connection):
         Raises:
             h11.RemoteProtocolError: it is no HTTP/1.1.
         """
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.lacks_host = str(error).endswith(("Host: header", "Host: headers"))
+            raise
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             # Where a proxy takes the other one, what follows would be a request of its making.
@@ -76,7 +86,7 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
-        self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn: _Parser = _Parser(h11.SERVER, MAX_HEAD_BYTES)
         self.roles: frozenset[str] | None = None
         self._has_roles = has_roles
         self._input_timer: asyncio.TimerHandle | None = None
@@ -162,12 +172,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request, in the shape of every other error."""
-        self._refuse(
-            HttpError(
-                HTTPStatus.BAD_REQUEST,
-                f"must be a request of HTTP/1.1 whose head is of at most {MAX_HEAD_BYTES} bytes",
-            )
-        )
+        wanted = f"must be a request of HTTP/1.1 whose head is of at most {MAX_HEAD_BYTES} bytes"
+        if self.conn.lacks_host:
+            wanted = "host: must be in the head of a request of HTTP/1.1, once"
+        self._refuse(HttpError(HTTPStatus.BAD_REQUEST, wanted))
 
     def abort(self) -> None:
         """Break off at once: what is not sent yet is dropped."""

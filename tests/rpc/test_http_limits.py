@@ -84,6 +84,21 @@ async def test_each_wrong_request_is_refused_in_openais_shape(tmp_path) -> None:
             assert shown(response) == (404, "model_not_found")
 
 
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
+async def test_a_body_that_is_compressed_is_refused_by_that(tmp_path, coding: str) -> None:
+    async with http_router(tmp_path) as setup:
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 3})
+        headers = {**JSON, "content-encoding": coding}
+        refused = await setup.http.request("POST", PATH, content=body, headers=headers)
+        assert shown(refused) == (415, "bad_http_request")
+        assert refused.json()["error"]["message"] == (
+            f"content-encoding: must be absent or identity, got {coding!r}"
+        )
+        headers = {**JSON, "content-encoding": "Identity"}
+        taken = await setup.http.request("POST", PATH, content=body, headers=headers)
+        assert taken.status_code == 200
+
+
 async def sent_raw(address: str, content: bytes) -> bytes:
     """Send bytes, and return all that comes until the connection is closed, or reset."""
     host, _, port = address.rpartition(":")
@@ -115,6 +130,16 @@ async def test_what_is_no_request_is_answered_and_closed(tmp_path, content) -> N
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
         assert json.loads(body)["error"]["code"] == "bad_http_request"
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n"], ids=["none", "two"])
+async def test_a_request_without_its_host_is_told_so(tmp_path, hosts: bytes) -> None:
+    async with http_router(tmp_path) as setup:
+        content = b"GET /health HTTP/1.1\r\n" + hosts + b"\r\n"
+        answer = await sent_raw(setup.router.http_address, content)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["message"].startswith("host: must be in the head")
 
 
 async def test_who_is_slow_is_given_up(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
