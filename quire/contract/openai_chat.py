@@ -79,8 +79,10 @@ def parse_content(field: str, value: Any) -> str | None:
     """
     if value is None or isinstance(value, str):
         return value
+    if not isinstance(value, list | tuple):
+        raise InvalidRequestError(field, f"must be a string or a list, got {_say(value)}")
     texts = []
-    for place, part in enumerate(_list(field, value)):
+    for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(part, str):
             texts.append(part)

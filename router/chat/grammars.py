@@ -82,5 +82,8 @@ def _checked(chat: ChatInput, field: str, grammar: str) -> StructuredOutputsPara
         made = StructuredOutputsParams(grammar=grammar)
         replace(chat.sampling_params, structured_outputs=made)
     except InvalidRequestError as error:
+        if error.field == "ignore_eos":
+            where = "a call is forced" if chat.forces_call else "a tool is strict"
+            raise InvalidRequestError("ignore_eos", f"must be false where {where}") from None
         raise InvalidRequestError(field, f"{error.field}: {error.description}") from None
     return made

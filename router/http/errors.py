@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.contract.errors import (
     InvalidRequestError,
+    ModelNotFoundError,
     OverloadedError,
     QuireError,
 )
@@ -72,6 +73,13 @@ def headers_of(error: QuireError) -> dict[str, str]:
     return {"www-authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
 
 
+def _param(error: QuireError) -> str | None:
+    """Return the field that an error is about; None for none."""
+    if isinstance(error, ModelNotFoundError):
+        return "model"
+    return error.field if isinstance(error, InvalidRequestError) else None
+
+
 def openai_error(error: QuireError) -> dict[str, Any]:
     """Return the body that OpenAI's APIs answer with: message, type, param and code."""
     status = status_of(error)
@@ -86,7 +94,7 @@ def openai_error(error: QuireError) -> dict[str, Any]:
         "error": {
             "message": error.message,
             "type": kind,
-            "param": error.field if isinstance(error, InvalidRequestError) else None,
+            "param": _param(error),
             "code": _CODE_OF_REASON.get(error.reason, error.reason.lower()),
         }
     }

@@ -48,11 +48,13 @@ def read_structured_outputs(body: Fields, response_format: str) -> StructuredOut
     for name, why in _NOT_SERVED.items():
         if name in body and body.value(name) is not False:
             raise body.refuse(name, f"must be absent: {why}")
-    format_fields = body
-    for name in response_format.split("."):
-        format_fields = format_fields.fields(name)
+    *holders, format_name = response_format.split(".")
+    holder = body
+    for name in holders:
+        holder = holder.fields(name)
+    has_format = format_name in holder
     asked = {
-        response_format: _of_response_format(format_fields),
+        response_format: _of_response_format(holder.fields(format_name)) if has_format else None,
         "structured_outputs": _of_structured_outputs(body.fields("structured_outputs")),
         **{f"guided_{kind}": _of(body, f"guided_{kind}", kind) for kind in _KINDS},
         # Their clients send an empty text for none.
@@ -82,7 +84,7 @@ def _made(own_name: str, **grammar: Any) -> _Asked:
 
 
 def _of_response_format(fields: Fields) -> _Asked | None:
-    kind, own_name = fields.text("type", "text"), fields.path("").removesuffix(".")
+    kind, own_name = fields.text("type"), fields.path("").removesuffix(".")
     obeyed = {"json_object": ("schema",), "json_schema": ("schema", "json_schema")}.get(kind, ())
     match kind:
         case "text" | "json_object" | "json_schema":
@@ -104,13 +106,16 @@ def _of_response_format(fields: Fields) -> _Asked | None:
             # Chats put it one level deeper than responses.
             place = fields.fields("json_schema") if "json_schema" in fields else fields
             if "schema" not in place:
-                raise place.refuse("schema", "must be a JSON schema, got none")
+                is_chat = place is fields and own_name == "response_format"
+                name = "json_schema" if is_chat else "schema"
+                what = "an object with a JSON schema" if is_chat else "a JSON schema"
+                raise place.refuse(name, f"must be {what}, got none")
             return _made(place.path("schema"), json=place.mapping("schema"))
         case other:
             raise fields.refuse(
                 "type",
                 "must be 'text', 'json_object', 'json_schema' or 'structural_tag', "
-                f"got {other[:32]!r}",
+                f"got {repr(other[:32]) if 'type' in fields else 'none'}",
             )
 
 
@@ -143,6 +148,8 @@ def _of(fields: Fields, name: str, kind: str) -> _Asked | None:
                 return None
         case "choice":
             value = fields.texts(name, MAX_CHOICES)
+            if not value:
+                raise fields.refuse(name, "must have at least 1 item, got 0")
         case _:
             value = fields.text(name)
     return _made(fields.path(name), **{kind: value})

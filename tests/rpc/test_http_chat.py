@@ -145,3 +145,18 @@ async def test_a_bad_field_is_named(setup, client, body, param) -> None:
             model="fake", messages=merged.pop("messages"), extra_body=merged
         )
     assert caught.value.param == param
+
+
+async def test_a_content_that_is_none_is_told_what_one_is(setup) -> None:
+    for path, part in (("/v1/chat/completions", "a list"), ("/v1/messages", "an array of blocks")):
+        body = {**BODY, "messages": [{"role": "user", "content": 5}], "max_tokens": 3}
+        error = (await setup.post(path, body)).json()["error"]
+        assert error["message"].startswith(f"messages[0].content: must be a string or {part}, got")
+
+
+async def test_an_end_is_not_ignored_where_a_call_is_forced(setup) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {**BODY, "tools": tools, "tool_choice": "required", "ignore_eos": True}
+    error = (await setup.post("/v1/chat/completions", body)).json()["error"]
+    assert error["param"] == "ignore_eos"
+    assert error["message"] == "ignore_eos: must be false where a call is forced"

@@ -82,6 +82,7 @@ async def test_each_wrong_request_is_refused_in_openais_shape(tmp_path) -> None:
         for path in ("", "a/b"):
             response = await setup.http.get(f"/v1/models/{path}")
             assert shown(response) == (404, "model_not_found")
+            assert response.json()["error"]["param"] == "model"
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])

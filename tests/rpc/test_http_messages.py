@@ -269,6 +269,8 @@ TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"stop_sequences": [5]}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
         ({"n": 2}, "n"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"output_config": {"format": {}}}, "output_config.format.type"),
         ({"resume": {"id": "x", "seed": 1}}, "resume"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),

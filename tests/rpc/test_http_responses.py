@@ -180,6 +180,8 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
     ("body", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"text": {"format": {}}}, "text.format.type"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
         ({"metadata": {str(i): "a" for i in range(17)}}, "metadata"),

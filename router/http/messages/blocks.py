@@ -70,8 +70,9 @@ class _Turns:
         if isinstance(content, str):
             self._turn(role).texts[-1].append(content)
             return
-        if not message.items("content"):
-            raise message.refuse("content", "must be a string or an array of blocks, got none")
+        if not isinstance(content, list) or not content:
+            got = kind_of(content) if content else "none"
+            raise message.refuse("content", f"must be a string or an array of blocks, got {got}")
         for place, item in enumerate(message.items("content")):
             self._take_block(role, _object(message, f"content[{place}]", item))
 

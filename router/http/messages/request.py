@@ -14,6 +14,7 @@ from router.http.template_kwargs import read_template_kwargs
 NOT_SERVED = {
     "n": "a message is one answer",
     "best_of": "a message is one answer",
+    "use_beam_search": "a message is one answer",
     "logprobs": "messages show no log-probabilities",
     "top_logprobs": "messages show no log-probabilities",
     "prompt_logprobs": "messages show no log-probabilities",

@@ -62,6 +62,8 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     for name, why in NOT_SERVED.items():
         if name in body:
             raise body.refuse(name, f"must be absent: {why}")
+    if body.boolean("use_beam_search"):
+        raise body.refuse("use_beam_search", f"must be absent: {NOT_SERVED['n']}")
     if not body.boolean("include_reasoning", True):
         raise body.refuse("include_reasoning", "must be true: reasoning is an item of a response")
     if body.text("truncation", "disabled") != "disabled":

@@ -116,6 +116,13 @@ def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
     beams = ChatInput([], params, (Tool("f"),), "required")
     with pytest.raises(InvalidRequestError, match=r"^tool_choice: .* absent with use_beam_search"):
         grammar(beams)
+    endless = SamplingParams(ignore_eos=True)
+    for tool, choice, where in (
+        (Tool("f"), "required", "a call is forced"),
+        (Tool("f", is_strict=True), "auto", "a tool is strict"),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"^ignore_eos: must be false where {where}"):
+            grammar_of(ChatInput([], endless, (tool,), choice), OutputFormat("hermes"), "", {})
     large = ChatInput([], SamplingParams(), (Tool("f" * 70_000),), "required")
     with pytest.raises(InvalidRequestError, match=r"^tools: must be at most 65536 characters"):
         grammar(large)

@@ -5,7 +5,12 @@ from http import HTTPStatus
 import pytest
 
 from quire.contract import errors
-from quire.contract.errors import InvalidRequestError, OverloadedError, QuireError
+from quire.contract.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    QuireError,
+)
 from router.http.errors import headers_of, openai_error, status_of
 from router.http.messages.errors import OVERLOADED, anthropic_error, anthropic_status
 
@@ -39,7 +44,8 @@ def test_every_error_has_a_status_and_openais_shape(kind) -> None:
     assert set(body) == {"message", "type", "param", "code"}
     assert body["message"] == error.message
     assert (body["type"] == "server_error") == (status >= 500)
-    assert body["param"] == ("prompt" if isinstance(error, InvalidRequestError) else None)
+    params = {InvalidRequestError: "prompt", ModelNotFoundError: "model"}
+    assert body["param"] == next((params[each] for each in params if isinstance(error, each)), None)
     retry = {"retry-after": "2", "retry-after-ms": "1500"}
     if isinstance(error, OverloadedError):
         assert (status, headers_of(error)) == (HTTPStatus.TOO_MANY_REQUESTS, retry)

@@ -35,6 +35,8 @@ BODIES: list[tuple[str, dict[str, Any], StructuredOutputsParams | None]] = [
         JSON,
     ),
     (RESPONSES, {"text": {"verbosity": "low"}}, None),
+    (CHAT, {"response_format": None}, None),
+    (RESPONSES, {"text": {"format": None}}, None),
     (CHAT, {"guided_json": SCHEMA}, JSON),
     (CHAT, {"guided_json": '{"type": "integer"}'}, JSON),
     (CHAT, {"guided_json_object": False}, None),
@@ -64,7 +66,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for name in ("regex", "ebnf", "grammar", "pattern", "value", "structures", "json_schema")
     ),
     (CHAT, {"response_format": {"type": "json_schema", "schema": {}, "regex": "a"}}, "regex: must"),
-    (CHAT, {"response_format": {"schema": SCHEMA}}, "^response_format.schema: must be absent"),
+    (CHAT, {"response_format": {"schema": SCHEMA}}, "^response_format.type: must be .*, got none"),
     (RESPONSES, {"text": {"format": {"type": "json_object", "regex": "a"}}}, "^text.format.regex"),
     *(
         (CHAT, {name: "x"}, f"^{name}: must be absent: ")
@@ -72,7 +74,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, {"grammar": {"type": "json", "value": SCHEMA}}, "^grammar: must be a string"),
     (CHAT, {"json_schema": SCHEMA, "grammar": "a"}, "asked for once, got json_schema and grammar"),
-    (CHAT, {"response_format": {"type": "json_schema"}}, "^response_format.schema: must be a JSON"),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema"}},
+        "^response_format.json_schema: must be an",
+    ),
+    (
+        RESPONSES,
+        {"text": {"format": {"type": "json_schema"}}},
+        "^text.format.schema: must be a JSON",
+    ),
+    (CHAT, {"response_format": {}}, "^response_format.type: must be 'text', .*, got none"),
+    (CHAT, {"response_format": {"type": None}}, "^response_format.type: must be .*, got none"),
+    (CHAT, {"response_format": {"json_schema": {}}}, "^response_format.type: must be .*, got none"),
+    (RESPONSES, {"text": {"format": {}}}, "^text.format.type: must be 'text', .*, got none"),
+    (
+        CHAT,
+        {"structured_outputs": {"choice": []}},
+        "^structured_outputs.choice: must have at least 1",
+    ),
+    (CHAT, {"guided_choice": []}, "^guided_choice: must have at least 1 item, got 0"),
     (
         CHAT,
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
