@@ -32,7 +32,8 @@ class FinishReason(Enum):
     @property
     def shown(self) -> str:
         """Its name in answers of APIs that know one failure."""
-        return (FinishReason.ERROR if self is FinishReason.NO_TOKEN else self).value
+        reason = FinishReason.ERROR if self is FinishReason.NO_TOKEN else self
+        return str(reason.value)
 
     @property
     def error(self) -> QuireError | None:

@@ -112,7 +112,7 @@ async def _ask(
         grammar = StructuredOutputsParams(**{each.kind: each.grammar})
         params = SamplingParams(max_tokens=MAX_TOKENS, seed=own_seed, structured_outputs=grammar)
         answer = await grpc.generate(_PROMPT, params)
-        return answer.text, answer.finish_reason.value, len(answer.token_ids)
+        return answer.text, answer.finish_reason.shown, len(answer.token_ids)
     body: dict[str, Any] = {"seed": own_seed}
     messages = [{"role": "user", "content": _PROMPT}]
     schema = {"name": "drawn", "schema": each.grammar}

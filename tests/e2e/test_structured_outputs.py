@@ -14,7 +14,7 @@ import pytest
 
 from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams, StructuredOutputsParams
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import NO_TOKEN, InvalidRequestError
 from quire.contract.outputs import Completion, Delta, FinishReason
 from quire.sdk.collect import Collector
 from tests import depth
@@ -209,6 +209,25 @@ async def test_answers_of_random_grammars_that_end_by_themselves_are_of_them(
     assert not outcome.wrong, "\n".join(outcome.lines())
     assert outcome.reasons.total() == NUM_DRAWN
     assert outcome.stop_share >= schemas.MIN_STOP_SHARE, "\n".join(outcome.lines())
+
+
+async def test_what_leaves_no_token_is_the_request_s_fault(
+    cluster: Cluster, http: openai.AsyncOpenAI, grpc: AsyncClient
+) -> None:
+    masks = {"allowed_token_ids": [260], "guided_regex": "[A-Z]{3}[0-9]{3}"}
+    token_id = (await grpc.generate("x", SamplingParams(max_tokens=1, seed=1))).token_ids[0]
+    for extras in (masks, {"allowed_token_ids": [token_id], "stop_token_ids": [token_id],
+                           "min_tokens": 2}):  # fmt: skip
+        answer = await http.completions.create(model="", prompt="x", extra_body=extras)
+        [choice] = answer.choices
+        assert choice.finish_reason == "error"
+        assert choice.model_dump()["error"]["message"] == NO_TOKEN
+        body = {"messages": MESSAGES, "max_tokens": 5, **extras}
+        async with httpx.AsyncClient(timeout=60) as client:
+            refused = await client.post(
+                f"http://{cluster.router.http_address}/v1/messages", json=body
+            )
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, NO_TOKEN)
 
 
 async def test_what_is_no_grammar_is_refused_by_name(
