@@ -162,8 +162,9 @@ class Endpoint:
         self._has_body = has_body
         self._is_open = is_open
         self._shape = shape
-        # Score and rerank have several routes.
-        self._table = TABLES.get(route) or TABLES.get(re.sub(r"^/v\d", "", route))
+        # Score and rerank have several routes; what counts tokens takes the body of what it counts.
+        counted = re.sub(r"/(count|input)_tokens$", "", route)
+        self._table = TABLES.get(counted) or TABLES.get(re.sub(r"^/v\d", "", route))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; whatever it raises becomes an answer, or ends the connection."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from router.http.bodies import kind_of
 from router.http.fields import Fields
+from router.http.other_names import NOTHING, ON_BY_DEFAULT, OTHER_NAMES
 
 OTHER = "other"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
@@ -49,14 +50,16 @@ class Rule:
     Attributes:
         kind: that its value must have.
         why: it is refused, or may be ignored.
-        is_refused: whether a value other than null, false and an empty one is an error.
+        is_refused: whether a value other than null, the default and an empty one is an error.
         allowed: values that are none all the same.
+        default: of a switch.
     """
 
     kind: Kind
     why: str
     is_refused: bool = False
     allowed: tuple[Any, ...] = ()
+    default: bool = False
 
     def check(self, body: Fields, name: str) -> None:
         """Check the field of a body.
@@ -72,7 +75,7 @@ class Rule:
         if not isinstance(value, types) or is_number:
             raise body.refuse(name, f"must be {self.kind.value}, got {kind_of(value)}")
         # 0 equals False, and may ask for something.
-        is_none = value is False or value in ("", [], {}, *self.allowed)
+        is_none = value is self.default or value in ("", [], {}, *self.allowed)
         if self.is_refused and not is_none:
             raise body.refuse(name, f"must be absent: {self.why}")
 
@@ -124,12 +127,12 @@ _SAMPLING = (
     "guided_json guided_json_object guided_regex guided_choice guided_grammar json_schema regex "
     "ebnf grammar structural_tag guided_whitespace_pattern grammar_lazy grammar_triggers format "
 )
-_COMMON = "model priority cache_salt request_id resume "
+_COMMON = "model priority cache_salt request_id "
 _CHAT_OBEYED = (
     _SAMPLING + _COMMON + "messages tools tool_choice parallel_tool_calls chat_template_kwargs "
-    "resumable reasoning_effort add_generation_prompt continue_final_message stream stream_options "
-    "return_token_ids return_tokens_as_token_ids logprobs top_logprobs prompt_logprobs "
-    "max_tokens max_completion_tokens response_format include_reasoning modalities "
+    "resume resumable reasoning_effort add_generation_prompt continue_final_message stream "
+    "stream_options return_token_ids return_tokens_as_token_ids logprobs top_logprobs "
+    "prompt_logprobs max_tokens max_completion_tokens response_format include_reasoning modalities "
     "functions function_call audio web_search_options chat_template documents echo"
 )
 _CHAT: Mapping[str, Rule] = {
@@ -142,19 +145,24 @@ _CHAT: Mapping[str, Rule] = {
     **_refused(Kind.BOOLEAN, "/tokenize shows it", "return_prompt_text"),
 }
 _COMPLETIONS_OBEYED = (
-    _SAMPLING + _COMMON + "resumable prompt suffix echo logprobs prompt_logprobs max_tokens stream "
+    _SAMPLING
+    + _COMMON
+    + "resume resumable prompt suffix echo logprobs prompt_logprobs max_tokens stream "
     "stream_options return_token_ids return_tokens_as_token_ids add_special_tokens response_format"
 )
+_GENERATE_OBEYED = _SAMPLING + _COMMON + "prompt stream max_tokens response_format"
 _GENERATE: Mapping[str, Rule] = {
     **_TO_GENERATION,
     **_ignored(Kind.ANY, "the answer is texts alone", "logprobs prompt_logprobs echo"),
     **_refused(Kind.ANY, "prompts are texts here, as the model expects them", "prompt_token_ids"),
+    **_refused(Kind.OBJECT, "a stream of texts has no ids to go on from", "resume"),
+    **_refused(Kind.BOOLEAN, "a stream of texts has no ids to go on from", "resumable"),
 }
 _RESPONSES_OBEYED = (
     _SAMPLING + _COMMON + "input instructions tools tool_choice parallel_tool_calls text reasoning "
     "max_output_tokens top_logprobs include metadata stream background truncation "
     "chat_template_kwargs previous_response_id conversation prompt max_tool_calls "
-    "prompt_logprobs include_reasoning"
+    "prompt_logprobs include_reasoning resume"
 )
 _RESPONSES: Mapping[str, Rule] = {
     **_TO_GENERATION,
@@ -170,7 +178,7 @@ _RESPONSES: Mapping[str, Rule] = {
 _MESSAGES_OBEYED = (
     _SAMPLING
     + _COMMON
-    + "resumable messages system tools tool_choice thinking stop_sequences max_tokens "
+    + "resume resumable messages system tools tool_choice thinking stop_sequences max_tokens "
     "output_config stream return_token_ids chat_template_kwargs container mcp_servers "
     "output_format chat_template logprobs top_logprobs prompt_logprobs"
 )
@@ -264,18 +272,27 @@ class Table:
         return unknown
 
 
-def _table(obeyed: str, rules: Mapping[str, Rule]) -> Table:
-    return Table(frozenset(obeyed.split()), MappingProxyType(dict(rules)))
+def _table(route: str, obeyed: str, rules: Mapping[str, Rule]) -> Table:
+    names = frozenset(obeyed.split())
+    others = {
+        name: Rule(Kind.ANY, why, True, NOTHING.get(name, ()), name in ON_BY_DEFAULT)
+        for name, why in OTHER_NAMES.get(route, {}).items()
+        if name not in names
+    }
+    return Table(names, MappingProxyType({**others, **rules}))
 
 
 TABLES: Mapping[str, Table] = {
-    "/v1/chat/completions": _table(_CHAT_OBEYED, _CHAT),
-    "/v1/completions": _table(_COMPLETIONS_OBEYED, _TO_GENERATION),
-    "/generate": _table(_SAMPLING + _COMMON + "prompt stream max_tokens", _GENERATE),
-    "/v1/responses": _table(_RESPONSES_OBEYED, _RESPONSES),
-    "/v1/messages": _table(_MESSAGES_OBEYED, _MESSAGES),
-    "/v1/embeddings": _table(_EMBEDDINGS_OBEYED, _TO_VECTORS),
-    "/score": _table(_SCORE_OBEYED, _SCORE),
-    "/rerank": _table(_SCORE_OBEYED, _SCORE),
+    route: _table(route, obeyed, rules)
+    for route, obeyed, rules in (
+        ("/v1/chat/completions", _CHAT_OBEYED, _CHAT),
+        ("/v1/completions", _COMPLETIONS_OBEYED, _TO_GENERATION),
+        ("/generate", _GENERATE_OBEYED, _GENERATE),
+        ("/v1/responses", _RESPONSES_OBEYED, _RESPONSES),
+        ("/v1/messages", _MESSAGES_OBEYED, _MESSAGES),
+        ("/v1/embeddings", _EMBEDDINGS_OBEYED, _TO_VECTORS),
+        ("/score", _SCORE_OBEYED, _SCORE),
+        ("/rerank", _SCORE_OBEYED, _SCORE),
+    )
 }
 """By the route."""

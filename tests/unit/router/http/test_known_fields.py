@@ -109,6 +109,50 @@ def test_a_rule_holds(route: str, name: str) -> None:
         assert table.check(Fields({name: RIGHT[rule.kind]})) == []
 
 
+@pytest.mark.parametrize(
+    ("route", "field", "value", "why"),
+    [
+        ("/v1/responses", "response_format", {"type": "json_object"}, "called text.format here"),
+        ("/v1/responses", "max_tokens", 5, "called max_output_tokens here"),
+        ("/v1/responses", "max_completion_tokens", 5, "called max_output_tokens here"),
+        ("/v1/responses", "logprobs", True, "include and top_logprobs ask for them"),
+        ("/v1/responses", "messages", SAID, "called input here"),
+        ("/v1/responses", "functions", [{"name": "f"}], "called tools here"),
+        ("/v1/chat/completions", "max_output_tokens", 5, "called max_completion_tokens here"),
+        ("/v1/chat/completions", "text", {"format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", "input", "a", "called messages here"),
+        ("/v1/chat/completions", "instructions", "a", "give it in a message"),
+        ("/v1/chat/completions", "previous_response_id", "a", "whole conversation as messages"),
+        ("/v1/completions", "max_completion_tokens", 5, "called max_tokens here"),
+        ("/v1/completions", "messages", SAID, "called prompt here"),
+        ("/v1/completions", "tools", [{}], "only conversations have tools"),
+        ("/v1/messages", "max_completion_tokens", 5, "called max_tokens here"),
+        ("/v1/messages", "response_format", {"type": "json_object"}, "output_config.format here"),
+        ("/v1/messages", "parallel_tool_calls", False, "tool_choice.disable_parallel_tool_use"),
+        ("/v1/embeddings", "prompt", "a", "called input here"),
+        ("/generate", "messages", SAID, "called prompt here"),
+        ("/generate", "resume", "yes", "an object"),
+        ("/generate", "resume", {"id": "a"}, "no ids to go on from"),
+    ],
+)
+def test_a_name_of_another_api_is_told_what_it_is_called(
+    route: str, field: str, value: object, why: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"^{field}: must be .*{why}"):
+        TABLES[route].check(Fields({field: value}))
+
+
+def test_a_name_of_another_api_may_ask_for_nothing() -> None:
+    for route, body in (
+        ("/v1/responses", {"response_format": {"type": "text"}, "logprobs": False}),
+        ("/v1/responses", {"modalities": ["text"], "add_generation_prompt": True}),
+        ("/v1/chat/completions", {"text": {"format": {"type": "text"}}, "truncation": "disabled"}),
+        ("/v1/completions", {"tools": [], "tool_choice": "auto"}),
+        ("/v1/messages", {"parallel_tool_calls": True, "response_format": {"type": "text"}}),
+    ):
+        assert TABLES[route].check(Fields(body)) == []
+
+
 def test_fields_of_no_table_are_counted_by_name() -> None:
     table, unknown = TABLES["/v1/chat/completions"], UnknownFields()
     body = Fields({"messages": SAID, "my_own": 1, "a" * 65: 1, "with space": 1})
