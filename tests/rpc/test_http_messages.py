@@ -228,6 +228,34 @@ async def test_a_turn_of_the_assistant_is_continued(setup) -> None:
     assert answer.json()["error"]["message"].startswith("messages: must end with the user's turn")
 
 
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"content": "no such file", "is_error": True}, "Error: no such file"),
+        ({"content": [{"type": "text", "text": "a"}], "is_error": True}, "Error: a"),
+        ({"content": "Error: no such file", "is_error": True}, "Error: no such file"),
+        ({"is_error": True}, "Error"),
+        ({"content": "a", "is_error": False}, "a"),
+        ({"content": "a"}, "a"),
+        ({}, ""),
+    ],
+)
+async def test_a_tool_that_failed_is_told_to_the_model(setup, result, told) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [TOOL_USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", **result}]},
+    ]
+    body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    answer = await setup.post(PATH, body)
+    prompt = f'a<assistant>[{{"name": "f", "arguments": {{}}}}]<tool>{told}'
+    assert answer.json()["prompt_token_ids"] == BACKEND.encode(prompt).ids, answer.text
+
+
+def blocks(role: str, block: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": [block]}]}
+
+
 USER = {"role": "user"}
 TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 
@@ -249,14 +277,29 @@ TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"messages": [{**USER, "content": [{"type": "document"}]}]},
          "messages[0].content[0].type"),
         ({"messages": [{**USER, "content": [TOOL_USE]}]}, "messages[0].content[0].type"),
-        ({"messages": [{**USER, "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
+        (blocks("user", {"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}),
          "messages[0].content[0].content[0].type"),
+        (blocks("user", {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}),
+         "messages[0].content[0].content[0].text"),
+        (blocks("user", {"type": "tool_result", "content": "x"}),
+         "messages[0].content[0].tool_use_id"),
+        (blocks("user", {"type": "tool_result", "tool_use_id": "1", "is_error": "yes"}),
+         "messages[0].content[0].is_error"),
+        (blocks("user", {"type": "text"}), "messages[0].content[0].text"),
+        (blocks("system", {"type": "text"}), "messages[0].content[0].text"),
+        (blocks("assistant", {"type": "text", "text": None}), "messages[0].content[0].text"),
+        (blocks("assistant", {"type": "thinking"}), "messages[0].content[0].thinking"),
+        (blocks("assistant", {"type": "redacted_thinking"}), "messages[0].content[0].data"),
+        *((blocks("assistant", {**TOOL_USE, name: None}), f"messages[0].content[0].{name}")
+          for name in ("id", "name", "input")),
+        ({"system": [{"type": "text"}]}, "system[0].text"),
         ({"messages": [{"role": "assistant", "content": [{**TOOL_USE, "input": "x"}]}]},
          "messages[0].content[0].input"),
         ({"messages": [], "system": "be"}, "messages"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.type"),

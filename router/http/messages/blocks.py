@@ -23,6 +23,8 @@ _KINDS = {
     "system": "text",
 }
 _MAX_TOLD_CHARS = 32
+# With which the result of a tool that failed begins, for a model to see it.
+_FAILED = "Error"
 
 
 @dataclass(slots=True)
@@ -80,20 +82,22 @@ class _Turns:
         is_assistant = role == "assistant"
         match block.text("type"):
             case "text":
-                self._turn(role).texts[-1].append(block.text("text"))
+                self._turn(role).texts[-1].append(_text(block, "text"))
             case "tool_result" if role == "user":
-                content = parse_content(block.path("content"), block.value("content"))
-                call_id = block.text("tool_use_id")
-                self._add(_Turn("tool", [[content or ""]], call_id=call_id))
+                call_id = _text(block, "tool_use_id")
+                self._add(_Turn("tool", [[_result(block)]], call_id=call_id))
             case "tool_use" if is_assistant:
+                if "input" not in block:
+                    raise block.refuse("input", "must be an object, got none")
                 arguments = json.dumps(block.mapping("input"), ensure_ascii=False)
-                call = ToolCall(_named(block), arguments, block.text("id"))
+                call = ToolCall(_named(block), arguments, _text(block, "id"))
                 self._turn(role).calls.append(call)
                 self._num_calls += 1
                 check_numbers(0, self._num_calls, 0)
             case "thinking" if is_assistant:
-                self._turn(role).thoughts.append(block.text("thinking"))
+                self._turn(role).thoughts.append(_text(block, "thinking"))
             case "redacted_thinking" if is_assistant:
+                _text(block, "data")
                 self._turn(role)  # who did not write it cannot read it
             case kind:
                 got = kind[:_MAX_TOLD_CHARS] or "none"
@@ -178,8 +182,22 @@ def _tool(tool: Fields) -> Tool:
     return Tool(_named(tool), tool.text("description"), schema, tool.boolean("strict"))
 
 
+def _result(block: Fields) -> str:
+    """Return what a tool gave; that of one which failed says so."""
+    content = parse_content(block.path("content"), block.value("content")) or ""
+    if not block.boolean("is_error") or content.startswith(f"{_FAILED}:"):
+        return content
+    return f"{_FAILED}: {content}" if content else _FAILED
+
+
+def _text(fields: Fields, name: str) -> str:
+    if name not in fields:
+        raise fields.refuse(name, "must be a string, got none")
+    return fields.text(name)
+
+
 def _named(fields: Fields) -> str:
-    name = fields.text("name")
+    name = _text(fields, "name")
     if not name:
         raise fields.refuse("name", "must not be empty")
     return name
