@@ -1,19 +1,28 @@
 """The grammar of a conversation's answer: a call, what was asked for, or either of them."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from quire.contract.chat import ChatInput
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import InvalidRequestError, QuireError
 from quire.contract.structured_outputs import StructuredOutputsParams
 from quire.grammar import as_lark
-from router.chat.parsers.forced import answer_after_reasoning, call_or_answer, forced_call
+from router.chat.parsers.forced import (
+    answer_after_reasoning,
+    call_or_answer,
+    field_of,
+    forced_call,
+    schema_of,
+)
 from router.chat.parsers.formats import HARMONY_REASONING, NONE, OutputFormat
 
 # Of a prompt: they show whether it ends within reasoning.
 _NUM_LAST_CHARS = 1024
 # What a chat becomes whose grammar is made here.
 _MADE = StructuredOutputsParams(grammar="start:")
+# Schemas that are tried one by one where all of them together are no grammar.
+_MAX_TRIED = 32
 
 
 def grammar_of(
@@ -74,6 +83,35 @@ def by_its_own_field(chat: ChatInput, error: InvalidRequestError) -> InvalidRequ
     else:
         field = "tools" if error.field == _MADE.field else error.field
     return error.renamed(field)
+
+
+async def by_its_tool(
+    chat: ChatInput,
+    error: InvalidRequestError,
+    check: Callable[[StructuredOutputsParams], Awaitable[None]],
+) -> InvalidRequestError:
+    """Return an error of a grammar by the tool whose schema is none alone, or its own field.
+
+    Args:
+        chat: as it was sent.
+        error: of the request that it became.
+        check: raises InvalidRequestError where a grammar cannot be obeyed.
+    """
+    if error.field == _MADE.field:
+        held = [
+            (place, tool)
+            for place, tool in enumerate(chat.tools)
+            if (chat.tool_choice_name in ("", tool.name) if chat.forces_call else tool.is_strict)
+        ]
+        for place, tool in held[:_MAX_TRIED]:
+            try:
+                schema = json.dumps(schema_of(place, tool), ensure_ascii=False)
+                await check(StructuredOutputsParams(json=schema))
+            except InvalidRequestError as alone:
+                return alone.renamed(field_of(place))
+            except QuireError:
+                break  # too much is being checked to find it
+    return by_its_own_field(chat, error)
 
 
 def _checked(chat: ChatInput, field: str, grammar: str) -> StructuredOutputsParams:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from quire.contract.callers import Caller
 from quire.contract.chat import ChatInput, ResumeChatInput
@@ -23,7 +24,7 @@ from quire.contract.outputs import Delta, Event, ModelInfo, TokenLogprobs
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import child, current_span
 from router.cells.pool import CellPool
-from router.chat.grammars import by_its_own_field
+from router.chat.grammars import by_its_tool
 from router.chat.parsers.formats import OutputFormat
 from router.chat.prompts import ChatPrompts
 from router.chat.reader import OutputReader, with_special_tokens
@@ -187,7 +188,8 @@ class Inference:
             except InvalidRequestError as error:
                 if not isinstance(request, ChatInput):
                     raise
-                raise by_its_own_field(request, error) from None
+                check = partial(self._validator.check_grammar, model=request.model)
+                raise await by_its_tool(request, error, check) from None
             num_ended = 0
         params = valid.sampling_params
         record.accept(valid.model.name, params.n - num_ended, resumed is not None)

@@ -111,6 +111,11 @@ class Validator:
         self._max_prompt_bytes = max_prompt_bytes
         self._check_grammar = check_grammar
 
+    async def check_grammar(self, grammar: StructuredOutputsParams, model: str) -> None:
+        """Check that a served model can obey a grammar; raises as `generate`."""
+        if self._check_grammar is not None:
+            await self._check_grammar(grammar, await self._find_model(model, None, False))
+
     async def resume(self, resumed: ResumeInput, ledger: TimeLedger) -> ValidGenerateRequest:
         """Check a Resume request, all but what was received, as `generate` does.
 

@@ -260,6 +260,15 @@ async def test_what_is_no_grammar_is_refused_by_name(
 
 NO_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "objekt"}}
 NO_TOOL = {"name": "f", "parameters": {"type": "objekt"}}
+# What only llguidance refuses.
+NOT_READ: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}},
+    {"type": "object", "properties": {"a": {"not": {"type": "null"}}}},
+]
+
+
+def _tool(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "g", "parameters": schema}}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +282,23 @@ NO_TOOL = {"name": "f", "parameters": {"type": "objekt"}}
         (
             "/v1/chat/completions",
             {"tools": [{"type": "function", "function": NO_TOOL}], "tool_choice": "required"},
-            "tools.f.parameters",
+            "tools[0].function.parameters",
+        ),
+        *(
+            (
+                "/v1/chat/completions",
+                {"tools": [*TOOLS, _tool(schema)], "tool_choice": "required"},
+                f"tools[{len(TOOLS)}].function.parameters",
+            )
+            for schema in NOT_READ
+        ),
+        *(
+            (
+                "/v1/responses",
+                {"tools": [{"type": "function", **_tool(schema)["function"], "strict": True}]},
+                "tools[0].parameters",
+            )
+            for schema in NOT_READ
         ),
         ("/v1/responses", {"text": {"format": NO_SCHEMA}}, "text.format.schema"),
         ("/v1/responses", {"max_output_tokens": -1}, "max_output_tokens"),
@@ -284,7 +309,7 @@ NO_TOOL = {"name": "f", "parameters": {"type": "objekt"}}
                 "tools": [{"name": "f", "input_schema": NO_TOOL["parameters"]}],
                 "tool_choice": {"type": "any"},
             },
-            "tools.f.input_schema",
+            "tools[0].input_schema",
         ),
     ],
 )

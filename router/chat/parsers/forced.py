@@ -63,7 +63,7 @@ def forced_call(
             obeyed.
     """
     return _Grammar(output, added_tokens or {}).forced(
-        [tool for tool in tools if name in ("", tool.name)],
+        {place: tool for place, tool in enumerate(tools) if name in ("", tool.name)},
         is_reasoning,
         is_single or bool(name),
     )
@@ -93,7 +93,8 @@ def call_or_answer(
     Raises:
         InvalidRequestError: as `forced_call`.
     """
-    return _Grammar(output, added_tokens or {}).either(tools, answer, is_reasoning, is_single)
+    placed = dict(enumerate(tools))
+    return _Grammar(output, added_tokens or {}).either(placed, answer, is_reasoning, is_single)
 
 
 def answer_after_reasoning(
@@ -109,21 +110,58 @@ def answer_after_reasoning(
     return _Grammar(output, added_tokens or {}).answer(answer)
 
 
+def schema_of(place: int, tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, as one of an object.
+
+    Args:
+        place: of the tool among all of them.
+        tool: whose schema it is.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    field = field_of(place)
+    try:
+        schema = finite_json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
+        schema = readable(schema)
+        json.dumps(schema, ensure_ascii=False).encode()
+    except RecursionError:
+        raise InvalidRequestError(field, _TOO_DEEP) from None
+    except UnicodeEncodeError:
+        raise InvalidRequestError(field, _NO_TEXT) from None
+    except ValueError:
+        raise InvalidRequestError(field, "must be a JSON object, got other text") from None
+    stated = schema.get("type", "object") if isinstance(schema, dict) else None
+    is_object = stated == "object" or (isinstance(stated, list) and "object" in stated)
+    if not is_object or not isinstance(schema.get("properties", {}), dict):
+        raise InvalidRequestError(field, "must be the JSON schema of an object, got another value")
+    return {**schema, "type": "object"}
+
+
+def field_of(place: int) -> str:
+    """Return what messages call the schema of the tool at a place."""
+    return f"tools[{place}].parameters"
+
+
 class _Grammar:
     def __init__(self, output: OutputFormat, added_tokens: Mapping[str, int]) -> None:
         self._output = output
         self._rules = Rules(added_tokens)
         self._marker = _MARKERS.get(output.tools, _TOOL_CALL)
 
-    def forced(self, tools: Sequence[Tool], is_reasoning: bool, is_single: bool) -> str:
+    def forced(self, tools: Mapping[int, Tool], is_reasoning: bool, is_single: bool) -> str:
         marker = self._rules.mark(self._marker) if self._marker else ""
-        calls = self._calls([self._call(each, _schema(each)) for each in tools], is_single)
+        bodies = [self._call(*each, schema_of(*each)) for each in tools.items()]
+        calls = self._calls(bodies, is_single)
         return self._text(self._reasoning(is_reasoning), marker, calls)
 
     def either(
-        self, tools: Sequence[Tool], answer: str | None, is_reasoning: bool, is_single: bool
+        self, tools: Mapping[int, Tool], answer: str | None, is_reasoning: bool, is_single: bool
     ) -> str:
-        bodies = [self._call(each, _schema(each) if each.is_strict else None) for each in tools]
+        bodies = [
+            self._call(place, tool, schema_of(place, tool) if tool.is_strict else None)
+            for place, tool in tools.items()
+        ]
         calls = self._calls(bodies, is_single)
         if self._output.tools == HARMONY:
             final = self._rules.mark(f"{harmony.CHANNEL}final{harmony.MESSAGE}")
@@ -190,7 +228,7 @@ class _Grammar:
         more = "" if is_single else f"({again} {call})*"
         return " ".join(filter(None, (call, more, after)))
 
-    def _call(self, tool: Tool, schema: dict[str, Any] | None) -> str:
+    def _call(self, place: int, tool: Tool, schema: dict[str, Any] | None) -> str:
         """Return a call behind its marker; without a schema, of any arguments."""
         try:
             return self._written(tool, schema)
@@ -198,7 +236,7 @@ class _Grammar:
             reason = f"must be a schema that calls can be held to, got {error}"
         except RecursionError:
             reason = _TOO_DEEP
-        raise InvalidRequestError(_field(tool), reason) from None
+        raise InvalidRequestError(field_of(place), reason) from None
 
     def _written(self, tool: Tool, schema: dict[str, Any] | None) -> str:
         mark = self._rules.mark
@@ -250,27 +288,3 @@ class _Grammar:
         if schema is None:
             return any_arguments(self._rules, tags)
         return tagged_arguments(self._rules, schema, tags)
-
-
-def _schema(tool: Tool) -> dict[str, Any]:
-    try:
-        schema = finite_json.loads(tool.parameters) if tool.parameters else _ANY_OBJECT
-        schema = readable(schema)
-        json.dumps(schema, ensure_ascii=False).encode()
-    except RecursionError:
-        raise InvalidRequestError(_field(tool), _TOO_DEEP) from None
-    except UnicodeEncodeError:
-        raise InvalidRequestError(_field(tool), _NO_TEXT) from None
-    except ValueError:
-        raise InvalidRequestError(_field(tool), "must be a JSON object, got other text") from None
-    stated = schema.get("type", "object") if isinstance(schema, dict) else None
-    is_object = stated == "object" or (isinstance(stated, list) and "object" in stated)
-    if not is_object or not isinstance(schema.get("properties", {}), dict):
-        raise InvalidRequestError(
-            _field(tool), "must be the JSON schema of an object, got another value"
-        )
-    return {**schema, "type": "object"}
-
-
-def _field(tool: Tool) -> str:
-    return f"tools.{tool.name[:64]}.parameters"

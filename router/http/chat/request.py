@@ -7,6 +7,7 @@ from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_
 from router.http.fields import Fields
 from router.http.sampling import check_served, read_sampling_params
 from router.http.template_kwargs import read_template_kwargs
+from router.http.tools import own_names_of_tools
 
 # Fields that would change an answer, and are not obeyed here.
 NOT_SERVED = {
@@ -72,6 +73,7 @@ def read_request(body: Fields) -> ChatCompletionRequest:
     top_logprobs = _top_logprobs(body)
     max_tokens = body.integer("max_completion_tokens", body.integer("max_tokens"))
     body.own_names |= {"prompt": "messages", "logprobs": "top_logprobs"}
+    body.own_names |= own_names_of_tools(body)
     if "max_completion_tokens" in body:
         body.own_names["max_tokens"] = "max_completion_tokens"
     params = read_sampling_params(

@@ -63,5 +63,5 @@ ANTHROPIC = ApiShape(
     "error",
     anthropic_status,
     (REQUEST_ID, "request-id"),
-    own_name=lambda name: re.sub(r"^(tools\..+)\.parameters$", r"\1.input_schema", name),
+    own_name=lambda name: re.sub(r"^(tools\[\d+\])\.parameters$", r"\1.input_schema", name),
 )

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from quire.contract.chat import ChatInput, ChatMessage, Tool
-from quire.contract.errors import InvalidRequestError
+from quire.contract.errors import InvalidRequestError, OverloadedError
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
-from router.chat.grammars import by_its_own_field, grammar_of
+from router.chat.grammars import by_its_own_field, by_its_tool, grammar_of
 from router.chat.parsers.formats import OutputFormat
 
 JSON = StructuredOutputsParams(json={"type": "integer"})
@@ -109,6 +109,36 @@ def test_an_error_names_what_was_sent(asked, choice, field, expected) -> None:
     assert (made.field, made.description) == (expected, "why")
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tool_choice": "required"}, "tools[1].parameters"),
+        ({"tool_choice_name": "h"}, "tools[2].parameters"),
+        ({"tool_choice_name": "f"}, "tools"),
+        ({}, "tools[2].parameters"),
+    ],
+)
+async def test_a_schema_that_is_none_alone_is_named(options: dict[str, Any], field: str) -> None:
+    schemas = ("", '{"not": {}}', '{"not": {"type": "null"}}')
+    tools = [Tool(n, "", schema, n == "h") for n, schema in zip("fgh", schemas, strict=True)]
+    asked = ChatInput([], SamplingParams(), tuple(tools), **options)
+    whole = InvalidRequestError("structured_outputs.grammar", "why")
+
+    async def check(grammar: StructuredOutputsParams) -> None:
+        if "not" in str(grammar.json):
+            raise InvalidRequestError(grammar.field, "this one")
+
+    made = await by_its_tool(asked, whole, check)
+    assert (made.field, made.description) == (field, "why" if field == "tools" else "this one")
+
+    async def is_full(grammar: StructuredOutputsParams) -> None:
+        raise OverloadedError("full", 1)
+
+    assert (await by_its_tool(asked, whole, is_full)).field == "tools"
+    other = InvalidRequestError("max_tokens", "why")
+    assert (await by_its_tool(asked, other, check)).field == "max_tokens"
+
+
 def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
     with pytest.raises(InvalidRequestError, match=r"^tool_choice: must be auto or none with"):
         grammar(chat(JSON, tool_choice="required"))
@@ -128,5 +158,5 @@ def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
         grammar(large)
     for parameters in ("{", "5", '{"properties": []}'):
         wrong = ChatInput([], SamplingParams(), (Tool("f", "", parameters),), "required")
-        with pytest.raises(InvalidRequestError, match=r"^tools.f.parameters: must be"):
+        with pytest.raises(InvalidRequestError, match=r"^tools\[0\].parameters: must be"):
             grammar(wrong)

@@ -218,7 +218,7 @@ def test_marks_are_tokens_where_a_tokenizer_has_added_them() -> None:
 )
 def test_what_tags_cannot_hold_is_refused_by_name(schema, reason) -> None:
     tools = (Tool("f", parameters=json.dumps(schema)),)
-    with pytest.raises(InvalidRequestError, match=rf"^tools.f.parameters: must be .*{reason}"):
+    with pytest.raises(InvalidRequestError, match=rf"^tools\[0\].parameters: must be .*{reason}"):
         forced_call(OutputFormat("glm45"), tools)
 
 

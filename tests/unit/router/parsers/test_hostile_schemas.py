@@ -73,7 +73,9 @@ def test_an_argument_is_read_by_it(name: str) -> None:
 )
 def test_half_of_a_surrogate_pair_in_a_schema_is_refused_by_name(text: str, output: str) -> None:
     tool = Tool(name="f", parameters=text, is_strict=True)
-    with pytest.raises(InvalidRequestError, match=r"^tools\.f\.parameters: .*surrogate") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=r"^tools\[0\]\.parameters: .*surrogate"
+    ) as caught:
         call_or_answer(OutputFormat(output), [tool], None)
     assert str(caught.value).encode()
 
@@ -131,7 +133,9 @@ def test_what_multiplies_is_refused_before_it_is_made(
 
     monkeypatch.setattr(Shape, "merged", spy)
     tool = Tool(name="f", parameters=json.dumps(of(MANY[name])), is_strict=True)
-    with pytest.raises(InvalidRequestError, match=r"^tools\.f\.parameters: .* too many") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=r"^tools\[0\]\.parameters: .* too many"
+    ) as caught:
         call_or_answer(OutputFormat("glm45"), [tool], None)
     assert "values and members" in str(caught.value)
     assert sum(copied) <= 2**17
