@@ -10,6 +10,11 @@ from quire.contract.errors import InvalidRequestError
 # What an assistant thought, by the names that servers have for it.
 _REASONING = ("reasoning_content", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+# Members of a message that would change an answer, and are not read here.
+_NOT_READ = {
+    "function_call": "it is called tool_calls now",
+    "audio": "only text is served here",
+}
 
 
 def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
@@ -17,8 +22,8 @@ def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
 
     Args:
         value: a list of mappings. Each has a "role", may have "content" (a text or a list of text
-            parts), "name", "tool_calls", "tool_call_id", and "reasoning_content" or "reasoning".
-            A ChatMessage stays as it is.
+            parts), "refusal", "name", "tool_calls", "tool_call_id", and "reasoning_content" or
+            "reasoning". A ChatMessage stays as it is.
 
     Raises:
         InvalidRequestError: it is none, or has content that is not text; names field and value.
@@ -30,12 +35,13 @@ def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
     return tuple(_message(f"messages[{place}]", each) for place, each in enumerate(messages))
 
 
-def parse_tools(value: Any) -> tuple[Tool, ...]:
+def parse_tools(value: Any, is_flat: bool = False) -> tuple[Tool, ...]:
     """Return tools.
 
     Args:
         value: a list of {"type": "function", "function": {"name", "description", "parameters",
             "strict"}}, or with these fields beside "type"; None for none. A Tool stays as it is.
+        is_flat: errors name fields beside "type" where a tool has none of either kind.
 
     Raises:
         InvalidRequestError: it is none, or has a tool that is no function.
@@ -44,7 +50,7 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
         return ()
     tools = _list("tools", value)
     check_numbers(0, 0, len(tools))
-    return tuple(_tool(f"tools[{place}]", each) for place, each in enumerate(tools))
+    return tuple(_tool(f"tools[{place}]", each, is_flat) for place, each in enumerate(tools))
 
 
 def parse_tool_choice(value: Any) -> tuple[str, str]:
@@ -102,11 +108,17 @@ def _message(field: str, value: Any) -> ChatMessage:
     role = _text(f"{field}.role", message.get("role"))
     if not role:
         raise InvalidRequestError(f"{field}.role", "must not be empty")
+    if role == "function":
+        raise InvalidRequestError(f"{field}.role", "must be tool, as function is called now")
+    for name, why in _NOT_READ.items():
+        if message.get(name) is not None:
+            raise InvalidRequestError(f"{field}.{name}", f"must be absent: {why}")
     calls = message.get("tool_calls") or ()
     thought = next((name for name in _REASONING if message.get(name) is not None), _REASONING[0])
     content = parse_content(f"{field}.content", message.get("content"))
-    if content is None and message.get("refusal") is not None:
-        content = _text(f"{field}.refusal", message["refusal"])
+    refusal = _optional_text(f"{field}.refusal", message.get("refusal"))
+    if refusal:
+        content = "\n".join(filter(None, (content, refusal)))
     return ChatMessage(
         role,
         content,
@@ -125,12 +137,12 @@ def _call(field: str, value: Any) -> ToolCall:
     function = _mapping(f"{field}.function", call.get("function"))
     return ToolCall(
         _text(f"{field}.function.name", function.get("name")),
-        _json_text(f"{field}.function.arguments", function.get("arguments") or ""),
+        _json_text(f"{field}.function.arguments", function.get("arguments") or "", "a JSON text"),
         _optional_text(f"{field}.id", call.get("id")),
     )
 
 
-def _tool(field: str, value: Any) -> Tool:
+def _tool(field: str, value: Any, is_flat: bool) -> Tool:
     if isinstance(value, Tool):
         return value
     tool = _mapping(field, value)
@@ -138,25 +150,29 @@ def _tool(field: str, value: Any) -> Tool:
         raise InvalidRequestError(
             f"{field}.type", f"must be function, got {_say(tool.get('type'))}"
         )
-    function = _mapping(f"{field}.function", tool.get("function", tool))
-    name = _text(f"{field}.function.name", function.get("name"))
+    if "function" in tool or not (is_flat or "name" in tool):
+        field += ".function"
+    function = _mapping(field, tool.get("function", tool))
+    name = _text(f"{field}.name", function.get("name"))
     if not name:
-        raise InvalidRequestError(f"{field}.function.name", "must not be empty")
+        raise InvalidRequestError(f"{field}.name", "must not be empty")
     parameters = function.get("parameters")
     return Tool(
         name,
-        _optional_text(f"{field}.function.description", function.get("description")),
-        "" if parameters is None else _json_text(f"{field}.function.parameters", parameters),
-        _boolean(f"{field}.function.strict", function.get("strict")),
+        _optional_text(f"{field}.description", function.get("description")),
+        "" if parameters is None else _json_text(f"{field}.parameters", parameters, "an object"),
+        _boolean(f"{field}.strict", function.get("strict")),
     )
 
 
-def _json_text(field: str, value: Any) -> str:
+def _json_text(field: str, value: Any, kind: str) -> str:
     """Return an object as JSON; a text is taken to be that already."""
     if isinstance(value, str):
         return value
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(field, f"must be {kind}, got {_say(value)}")
     try:
-        return json.dumps(_mapping(field, value), ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(field, f"must be JSON, got an error: {error}") from None
 

@@ -46,6 +46,12 @@ class Fields:
         """Return a string."""
         return self._typed(name, str, "a string") if name in self else default
 
+    def given_text(self, name: str) -> str:
+        """Return a string that has to be there."""
+        if name not in self:
+            raise self.refuse(name, "must be a string, got none")
+        return self.text(name)
+
     def boolean(self, name: str, default: bool = False) -> bool:
         """Return true or false."""
         return self._typed(name, bool, "true or false") if name in self else default

@@ -28,6 +28,12 @@ MESSAGES = [
 ]
 PROMPT = "<system>list<user>class\n中文<assistant>"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def tool_of(parameters: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "g", "parameters": parameters}}
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 BODY = {"messages": MESSAGES, "max_tokens": 12}
 
@@ -125,7 +131,18 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
         ({"messages": [{"role": "u", "content": [IMAGE]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "u", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
+         "messages[0].function_call"),
+        ({"messages": [{"role": "function", "name": "f", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
+        ({"messages": [{"role": "assistant", "refusal": 5}]}, "messages[0].refusal"),
+        ({"messages": [{"role": "u", "name": 5}]}, "messages[0].name"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "name": 5}]}, "tools[0].name"),
+        *(({"tools": [TOOL, tool_of(wrong)], "tool_choice": "required"},
+           "tools[1].function.parameters")
+          for wrong in (5, "zzz", {"type": "array"}, "[" * 9, '"a"')),
         ({"tool_choice": "required"}, "tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -137,7 +154,7 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
         ({"resume": {"id": "x", "seed": 1}}, "resume"),
         ({"stream": True, "resume": {"id": "x", "seed": 1, "created": 10**18}}, "resume.created"),
     ],
-)
+)  # fmt: skip
 async def test_a_bad_field_is_named(setup, client, body, param) -> None:
     merged = {**BODY, **body}
     with pytest.raises(openai.BadRequestError) as caught:

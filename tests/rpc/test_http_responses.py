@@ -176,6 +176,10 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
     assert response.status_code == 404
 
 
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "a"}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -199,6 +203,21 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
         ({"input": [{"type": "reasoning", "content": [{"text": 5}]}]}, "input[0].content[0].text"),
         ({"input": [{"role": 5}], "instructions": "be brief"}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"content": "a"}]}, "input[0].role"),
+        *(({"input": [{**CALL, name: wrong}]}, f"input[0].{name}")
+          for name in ("name", "call_id", "arguments") for wrong in (None, 5)),
+        ({"input": [{**CALL, "name": ""}]}, "input[0].name"),
+        ({"input": [CALL, {"type": "function_call_output", "call_id": "c"}]}, "input[1].output"),
+        ({"input": [CALL, {**RESULT, "call_id": 5}]}, "input[1].call_id"),
+        ({"input": [CALL, {**RESULT, "output": 5}]}, "input[1].output"),
+        ({"input": [{"role": "user", "content": "a"}] * 4097}, "input"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": "z"}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "z"}}]},
+         "tools[0].function.parameters"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"truncation": "auto"}, "truncation"),
         ({"resume": {"id": "x", "seed": 1}}, "resume"),
@@ -209,7 +228,7 @@ async def test_what_is_not_held_is_a_404_that_says_what_to_do(setup, client) -> 
         ({"stream": True, "resume": {"id": "x", "starting_after": -2}}, "resume.starting_after"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
-)
+)  # fmt: skip
 async def test_a_bad_field_is_named(setup, body, param) -> None:
     response = await setup.post(PATH, {**BODY, **body})
     assert response.status_code == 400, response.text

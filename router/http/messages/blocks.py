@@ -82,22 +82,22 @@ class _Turns:
         is_assistant = role == "assistant"
         match block.text("type"):
             case "text":
-                self._turn(role).texts[-1].append(_text(block, "text"))
+                self._turn(role).texts[-1].append(block.given_text("text"))
             case "tool_result" if role == "user":
-                call_id = _text(block, "tool_use_id")
+                call_id = block.given_text("tool_use_id")
                 self._add(_Turn("tool", [[_result(block)]], call_id=call_id))
             case "tool_use" if is_assistant:
                 if "input" not in block:
                     raise block.refuse("input", "must be an object, got none")
                 arguments = json.dumps(block.mapping("input"), ensure_ascii=False)
-                call = ToolCall(_named(block), arguments, _text(block, "id"))
+                call = ToolCall(_named(block), arguments, block.given_text("id"))
                 self._turn(role).calls.append(call)
                 self._num_calls += 1
                 check_numbers(0, self._num_calls, 0)
             case "thinking" if is_assistant:
-                self._turn(role).thoughts.append(_text(block, "thinking"))
+                self._turn(role).thoughts.append(block.given_text("thinking"))
             case "redacted_thinking" if is_assistant:
-                _text(block, "data")
+                block.given_text("data")
                 self._turn(role)  # who did not write it cannot read it
             case kind:
                 got = kind[:_MAX_TOLD_CHARS] or "none"
@@ -190,14 +190,8 @@ def _result(block: Fields) -> str:
     return f"{_FAILED}: {content}" if content else _FAILED
 
 
-def _text(fields: Fields, name: str) -> str:
-    if name not in fields:
-        raise fields.refuse(name, "must be a string, got none")
-    return fields.text(name)
-
-
 def _named(fields: Fields) -> str:
-    name = _text(fields, "name")
+    name = fields.given_text("name")
     if not name:
         raise fields.refuse("name", "must not be empty")
     return name

@@ -44,29 +44,32 @@ def read_input(body: Fields) -> tuple[ChatMessage, ...]:
         return parse_messages(messages)
     except InvalidRequestError as error:
         found = _MESSAGE.match(error.field)
-        if found is None:
-            raise
+        if found is None:  # of how many there are
+            raise error.renamed("input") from None
         field = fields[int(found[1])] + error.field[found.end() :]
         raise InvalidRequestError(field, error.description) from None
 
 
 def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) -> None:
     """Add an item to the messages: what an assistant thinks, says and calls is one of them."""
+    fields = Fields(item, f"{field}.")
     match item.get("type", "message"):
         case "message":
-            role = item.get("role")
-            content = parse_content(f"{field}.content", item.get("content"))
+            role, content = fields.given_text("role"), _content(fields, "content")
             if role == "assistant":
                 message = _assistant(messages, without="content")
                 message["content"] = content
             else:
                 messages.append({"role": role, "content": content})
         case "function_call":
-            call = {"id": item.get("call_id"), "function": item}
+            name = fields.given_text("name")
+            if not name:
+                raise fields.refuse("name", "must not be empty")
+            function = {"name": name, "arguments": fields.given_text("arguments")}
+            call = {"id": fields.given_text("call_id"), "function": function}
             _assistant(messages).setdefault("tool_calls", []).append(call)
         case "function_call_output":
-            content = parse_content(f"{field}.output", item.get("output"))
-            call_id = item.get("call_id")
+            call_id, content = fields.given_text("call_id"), _content(fields, "output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         case "reasoning":
             messages.append({"role": "assistant", "reasoning_content": _reasoning(field, item)})
@@ -76,6 +79,12 @@ def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) ->
                 f"{field}.type",
                 "must be message, function_call, function_call_output or reasoning, got " + got,
             )
+
+
+def _content(fields: Fields, name: str) -> str | None:
+    if name not in fields:
+        raise fields.refuse(name, "must be a string or an array of parts, got none")
+    return parse_content(fields.path(name), fields.value(name))
 
 
 def _reasoning(field: str, item: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from router.http.responses.items import read_input
 from router.http.resume import Resumption, read_created, read_seed
 from router.http.sampling import check_served, read_sampling_params
 from router.http.template_kwargs import read_template_kwargs
+from router.http.tools import own_names_of_tools
 
 LOGPROBS = "message.output_text.logprobs"
 ID_PREFIX = "resp_"
@@ -81,7 +82,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         logprobs=top_logprobs,
         prompt_logprobs=None,
     )
-    body.own_names["prompt"] = "input"
+    body.own_names |= {"prompt": "input", "messages": "input", **own_names_of_tools(body)}
     tool_choice, tool_choice_name = parse_tool_choice(body.value("tool_choice"))
     resume = body.fields("resume")
     resumption = None
@@ -97,7 +98,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     chat = ChatInput(
         read_input(body),
         params,
-        parse_tools(body.value("tools")),
+        parse_tools(body.value("tools"), is_flat=True),
         tool_choice,
         tool_choice_name,
         read_template_kwargs(body, body.fields("reasoning").text("effort")),

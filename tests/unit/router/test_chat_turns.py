@@ -100,7 +100,7 @@ def test_content_that_is_absent_is_nowhere(writer) -> None:
     items = [
         {"role": "user", "content": "hi"},
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": None},
+        {"type": "function_call_output", "call_id": "c1", "output": "4"},
     ]
     user = {"role": "user", "content": "hi"}
     each = [
@@ -233,6 +233,8 @@ def test_parts_of_a_content_are_lines() -> None:
     assert (system.content, user.content) == ("one\ntwo", "one\ntwo")
     refused = {"role": "assistant", "content": None, "refusal": "No."}
     assert parse_messages([refused]) == (ChatMessage("assistant", "No."),)
+    both = {**refused, "content": "Well.", "annotations": [], "function_call": None}
+    assert parse_messages([both]) == (ChatMessage("assistant", "Well.\nNo."),)
 
 
 def test_a_byte_order_mark_is_no_character_of_a_prompt(tmp_path) -> None:
