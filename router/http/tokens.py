@@ -35,6 +35,8 @@ def tokenize(inference: Inference) -> Handle:
 
 async def _token_ids(inference: Inference, body: Fields, model: str) -> Sequence[int]:
     if "messages" in body:
+        if "prompt" in body:
+            raise body.refuse("prompt", "must be absent where messages are given")
         return await inference.prompt_ids(read_request(body).chat)
     if "prompt" not in body:
         raise body.refuse("prompt", "must be a string, got none")
@@ -50,6 +52,8 @@ def detokenize(inference: Inference) -> Handle:
         body = call.body
         # vLLM's leaves special tokens in.
         skip_special_tokens = body.boolean("skip_special_tokens", False)
+        if "tokens" not in body:
+            raise body.refuse("tokens", "must be an array of token ids, got none")
         token_ids = body.integers("tokens")
         body.own_names["token_ids"] = "tokens"
         request = DetokenizeInput(token_ids, body.text("model"), skip_special_tokens)

@@ -123,7 +123,7 @@ ROUTES: dict[str, tuple[Callable[[Fields], object] | None, tuple[dict[str, Any],
     ),
     "/v1/score": (
         vectors.read_score,
-        # One pair of names: those of another pair beside it are not looked at.
+        # One pair of names: one of another pair beside it is refused.
         ({"text_1": "a", "text_2": ["b", "c"]},),
     ),
     "/v1/rerank": (

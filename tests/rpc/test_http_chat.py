@@ -145,6 +145,8 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
           for wrong in (5, "zzz", {"type": "array"}, "[" * 9, '"a"')),
         ({"tool_choice": "required"}, "tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"continue_final_message": True, "add_generation_prompt": True},
+         "add_generation_prompt"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"functions": [{}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),

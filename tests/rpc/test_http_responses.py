@@ -227,6 +227,9 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": "a"}
         ({"stream": True, "resume": {"id": "a" * 129, "seed": 1}}, "resume.id"),
         ({"stream": True, "resume": {"id": "x", "starting_after": -2}}, "resume.starting_after"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"include": ["reasoning.encrypted_content", "foo"]}, "include[1]"),
+        ({"include": [], "top_logprobs": 21}, "top_logprobs"),
+        ({"include": [], "top_logprobs": -1}, "top_logprobs"),
     ],
 )  # fmt: skip
 async def test_a_bad_field_is_named(setup, body, param) -> None:

@@ -63,6 +63,9 @@ def read_request(body: Fields) -> ChatCompletionRequest:
             raise body.refuse(name, f"must be absent: {why}")
     if any(kind != "text" for kind in body.texts("modalities")):
         raise body.refuse("modalities", "must be text alone")
+    continues = body.boolean("continue_final_message")
+    if continues and "add_generation_prompt" in body and body.boolean("add_generation_prompt"):
+        raise body.refuse("add_generation_prompt", "must be false with continue_final_message")
     is_stream = body.boolean("stream")
     options = body.fields("stream_options")
     if options.names() and not is_stream:
@@ -88,7 +91,7 @@ def read_request(body: Fields) -> ChatCompletionRequest:
         tool_choice_name,
         read_template_kwargs(body, body.text("reasoning_effort")),
         body.boolean("add_generation_prompt", True),
-        body.boolean("continue_final_message"),
+        continues,
         model=body.text("model"),
         priority=body.integer("priority", 0) or 0,
         cache_salt=body.text("cache_salt"),

@@ -112,6 +112,7 @@ def read_score(body: Fields) -> ScoreRequest:
     check_served(body)
     sides = next((each for each in SIDES if each[0] in body and each[1] in body), SIDES[0])
     (first, first_is_list), (second, second_is_list) = (_texts(body, each) for each in sides)
+    _check_no_others(body, sides)
     if len(first) not in (1, len(second)):
         raise body.refuse(
             sides[0],
@@ -128,6 +129,7 @@ def read_rerank(body: Fields) -> RerankRequest:
     if "query" not in body:
         raise body.refuse("query", "must be a string, got none")
     query, documents = body.text("query"), _documents(body)
+    _check_no_others(body, ("query", "documents"))
     top_n = body.integer("top_n") or len(documents)
     if top_n < 0:
         raise body.refuse("top_n", f"must be at least 0, got {top_n}")
@@ -140,12 +142,21 @@ def read_rerank(body: Fields) -> RerankRequest:
     )
 
 
+def _check_no_others(body: Fields, sides: tuple[str, str]) -> None:
+    """Refuse texts beside those that are compared, which would be in no answer."""
+    for name in ("query", *(each for pair in SIDES for each in pair)):
+        if name in body and name not in sides:
+            raise body.refuse(name, f"must be absent where {' and '.join(sides)} are given")
+
+
 def _chat(body: Fields) -> ChatInput | None:
     """Return the conversation whose vector a body asks for, vLLM's `messages`; None for none."""
     if "chat_template" in body:
         raise body.refuse("chat_template", "must be absent: only that of the router is rendered")
     begins = body.boolean("add_generation_prompt")
     continues = body.boolean("continue_final_message")
+    if begins and continues:
+        raise body.refuse("add_generation_prompt", "must be false with continue_final_message")
     kwargs = read_template_kwargs(body, "")
     if "messages" not in body:
         return None

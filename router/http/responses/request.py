@@ -5,6 +5,7 @@ from typing import Any
 
 from quire.contract.chat import ChatInput
 from quire.contract.openai_chat import parse_tool_choice, parse_tools
+from quire.contract.sampling_params import MAX_LOGPROBS
 from router.http.call import check_id
 from router.http.fields import Fields
 from router.http.responses.items import read_input
@@ -14,6 +15,17 @@ from router.http.template_kwargs import read_template_kwargs
 from router.http.tools import own_names_of_tools
 
 LOGPROBS = "message.output_text.logprobs"
+# What a response may be asked to show beside; of the others there is nothing here.
+_INCLUDED = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
 ID_PREFIX = "resp_"
 MAX_METADATA = 16
 # Fields that would change an answer, and are not obeyed here.
@@ -72,8 +84,7 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
     is_stream, background = body.boolean("stream"), body.boolean("background")
     if background and not is_stream:
         raise body.refuse("background", "must come with stream: no response is stored")
-    num_top = body.integer("top_logprobs", 0) or 0
-    top_logprobs = num_top if LOGPROBS in body.texts("include") else None
+    top_logprobs = _top_logprobs(body)
     body.own_names["logprobs"] = "top_logprobs"
     params = read_sampling_params(
         body,
@@ -119,6 +130,19 @@ def read_request(body: Fields, request_id: str) -> ResponseRequest:
         resumption=resumption,
         starting_after=_starting_after(resume),
     )
+
+
+def _top_logprobs(body: Fields) -> int | None:
+    included = body.texts("include")
+    for place, name in enumerate(included):
+        if name not in _INCLUDED:
+            raise body.refuse(
+                f"include[{place}]", f"must be one of {', '.join(_INCLUDED)}, got {name[:32]}"
+            )
+    number = body.integer("top_logprobs", 0) or 0
+    if not 0 <= number <= MAX_LOGPROBS:
+        raise body.refuse("top_logprobs", f"must be in [0, {MAX_LOGPROBS}], got {number}")
+    return number if LOGPROBS in included else None
 
 
 def _starting_after(resume: Fields) -> int:
