@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from launch.cluster.config import ClusterConfig
-from launch.vllm.values import count
+from launch.vllm.keywords import TRANSLATED
+from launch.vllm.table import (
+    ABSENT,
+    ALWAYS,
+    LISTS,
+    NO_EFFECT,
+    OF_SERVERS,
+    ONE_WAY,
+    SHORT,
+    SWITCHES,
+)
+from launch.vllm.values import count, from_json
 from quire.contract.engine_options import GIB, EngineKeywords
 from quire.contract.errors import ConfigError
 
@@ -68,6 +79,49 @@ def _count(text: str) -> int:
         raise argparse.ArgumentTypeError(error.message.partition(": ")[2]) from None
 
 
+def _length(text: str) -> int | None:
+    return None if text in ("auto", "-1") else _count(text)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = from_json("object", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message.partition(": ")[2]) from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"must be an object, got {text!r}")
+    return found
+
+
+_SHORT = {**SHORT, "-tp": "tensor-parallel-size"}
+# Keywords that `LLM` has beside those of engines.
+_OF_MODELS = ("revision", "tokenizer_revision", "hf_overrides")
+_KINDS = {"max_model_len": _length, "hf_overrides": _object}
+
+
+def _of_vllm() -> list[str]:
+    """Return the names of vLLM's options of engines that are none here."""
+    names = {*ABSENT, *ALWAYS, *NO_EFFECT, *ONE_WAY, *TRANSLATED} - OF_SERVERS
+    return sorted(name.replace("-", "_") for name in names)
+
+
+def _how(name: str, annotation: str) -> dict[str, Any]:
+    """Return how a parser reads an option.
+
+    Args:
+        name: of the option.
+        annotation: of a keyword, as text; "" for an option of vLLM's alone.
+    """
+    option = name.replace("_", "-")
+    if "bool" in annotation or (not annotation and option in SWITCHES):
+        return {"action": argparse.BooleanOptionalAction}
+    if not annotation and option in LISTS:
+        return {"nargs": "+"}
+    kinds = {"int": _count, "float": float}
+    found = [kind for word, kind in kinds.items() if word in annotation]
+    return {"type": _KINDS.get(name) or (found[0] if found and "str" not in annotation else str)}
+
+
 @dataclass(init=False)
 class EngineArgs:
     """Arguments of an engine: those of vLLM 0.1.2 in its order, and the keywords of `LLM`.
@@ -116,29 +170,30 @@ class EngineArgs:
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add an option for each field and for each keyword of `LLM` to a parser; return it."""
-        kinds = {"int": _count, "float": float}
-        annotations = {each.name: str(each.type) for each in fields(cls)}
-        annotations |= {name: str(kind) for name, kind in EngineKeywords.__annotations__.items()}
-        for name, annotation in annotations.items():
-            flags = [f"--{name.replace('_', '-')}"]
-            flags += {"tensor_parallel_size": ["-tp"], "pipeline_parallel_size": ["-pp"]}.get(
-                name, []
-            )
-            if "bool" in annotation:
-                how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-            else:
-                found = [kind for word, kind in kinds.items() if word in annotation]
-                how = {"type": found[0] if found and "str" not in annotation else str}
-            parser.add_argument(*flags, dest=name, default=None, **how)
+        """Add an option for each field, keyword of `LLM`, and option of vLLM's engines; return it.
+
+        Names may have underscores.
+        """
+        for name, annotation in cls._annotations().items():
+            option = name.replace("_", "-")
+            flags = dict.fromkeys([f"--{option}", f"--{name}"])
+            short = [word for word, meant in _SHORT.items() if meant == option]
+            parser.add_argument(*flags, *short, dest=name, default=None, **_how(name, annotation))
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Return the arguments that a parser has found; other attributes are passed over."""
-        names = {each.name for each in fields(cls)} | set(EngineKeywords.__annotations__)
+        names = cls._annotations().keys()
         found = {name: value for name, value in vars(args).items() if name in names}
         return cls(**{name: value for name, value in found.items() if value is not None})
+
+    @classmethod
+    def _annotations(cls) -> dict[str, str]:
+        """Return the type of each argument as text; that of one of vLLM's alone is empty."""
+        found = dict.fromkeys([*_of_vllm(), *_OF_MODELS], "")
+        found |= {name: str(kind) for name, kind in EngineKeywords.__annotations__.items()}
+        return found | {each.name: str(each.type) for each in fields(cls)}
 
     def create_engine_configs(
         self,

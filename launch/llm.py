@@ -13,7 +13,7 @@ from launch.cluster.config import ClusterConfig
 from launch.extras import require
 from launch.keywords import documents_keywords
 from launch.llm_cluster import close_quietly, config_of, keywords_of, source_of, start_cluster
-from launch.llm_requests import Conversation, rendered
+from launch.llm_requests import Conversation, refuse, rendered
 from quire.contract.embeddings import EmbeddingRequestOutput, ScoringRequestOutput
 from quire.contract.engine_options import EngineKeywords
 from quire.contract.errors import ConfigError, InvalidRequestError
@@ -152,9 +152,9 @@ class LLM:
         return SamplingParams(left_open=frozenset(FILLED_IN) - {"max_tokens"})
 
     def seeded(self, params: SamplingParams) -> SamplingParams:
-        """Return parameters with a seed: their own, or the next of those that start with `seed`."""
+        """Return a copy with a seed: their own, or the next of those that start with `seed`."""
         if params.seed is not None or self._next_seed is None:
-            return params
+            return params.clone()
         seed, self._next_seed = self._next_seed, (self._next_seed + 1) % (MAX_SEED + 1)
         return replace(params, seed=seed)
 
@@ -167,6 +167,8 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         include_time_breakdown: bool = False,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; the cluster batches them.
 
@@ -179,6 +181,8 @@ class LLM:
             use_tqdm: show a progress bar on the terminal.
             priority: of each prompt, in [-100, 100]; smaller goes first.
             include_time_breakdown: have each output say where its time went.
+            lora_request: None: adapters are not served.
+            tokenization_kwargs: None, or nothing in it: texts are tokenized by the router.
 
         Returns:
             One output for each prompt, in their order.
@@ -187,6 +191,7 @@ class LLM:
             InvalidRequestError: a prompt or parameter is out of bounds; the others are given up.
             UnavailableError: the cluster cannot be reached.
         """
+        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         return self._run_all(
             parse_prompts(all_with_ids(prompts, prompt_token_ids)),
             sampling_params,
@@ -226,8 +231,8 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -235,6 +240,8 @@ class LLM:
         tool_choice: str | Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         parse_output: bool = False,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Continue conversations, as `generate` does prompts.
 
@@ -250,6 +257,8 @@ class LLM:
             chat_template_kwargs: variables for the template, such as enable_thinking.
             parse_output: read reasoning and tool calls out of the texts, into `content`,
                 `reasoning` and `tool_calls` of each output.
+            lora_request: as for `generate`.
+            tokenization_kwargs: as for `generate`.
 
         Raises:
             ConfigError: `chat_template` is given, and the model's path is not known here; or beside
@@ -257,6 +266,7 @@ class LLM:
             InvalidRequestError: the model has no chat template, or it refuses a conversation; else
                 as for `generate`.
         """
+        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         one = bool(messages) and not isinstance(messages[0], list | tuple)
         conversations: Any = [messages] if one else messages
         options: TemplateOptions = {

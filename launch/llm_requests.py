@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import cast
 
 from launch.extras import require
-from quire.contract.errors import ConfigError, OverloadedError, QuireError
+from quire.contract.errors import (
+    ConfigError,
+    InvalidRequestError,
+    OverloadedError,
+    QuireError,
+)
 from quire.contract.outputs import Completion, FinishReason, TokenLogprobs
 from quire.contract.request_outputs import (
     BeamSearchOutput,
@@ -73,6 +78,20 @@ def rendered(
         for each in conversations
     ]
     return [ParsedPrompt(client.tokenize(text, add_special_tokens=False)) for text in texts]
+
+
+def refuse(**given: object) -> None:
+    """Check that what vLLM's methods take, and these do not, asks for nothing.
+
+    Args:
+        given: arguments by name.
+
+    Raises:
+        InvalidRequestError: one asks for something.
+    """
+    for name, value in given.items():
+        if value not in (None, [], {}):
+            raise InvalidRequestError(name, f"must be None, got {value!r}")
 
 
 exiting = threading.Event()

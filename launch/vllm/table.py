@@ -184,6 +184,22 @@ ONE_WAY: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Values of what Quire does in one way: those that ask for it."""
 
+OF_SERVERS = _names(
+    "allow-credentials allowed-headers allowed-methods allowed-origins api-server-count",
+    "anthropic-disabled-thinking-effort chat-template-content-format cohere-format",
+    "cohere-is-reasoning-model disable-access-log-for-endpoints disable-fastapi-docs",
+    "disable-log-requests disable-uvicorn-access-log enable-auto-tool-choice",
+    "enable-flash-late-interaction enable-log-deltas enable-log-outputs enable-log-requests",
+    "enable-offline-docs enable-per-request-metrics enable-prompt-tokens-details",
+    "enable-request-id-headers enable-scale-out enable-server-load-tracking enable-ssl-refresh",
+    "enable-tokenizer-info-endpoint engine-use-ray exclude-tools-when-tool-choice-none",
+    "fingerprint-mode fingerprint-value grpc h11-max-header-count h11-max-incomplete-event-size",
+    "headless log-config-file log-error-stack lora-modules max-log-len middleware response-role",
+    "shutdown-timeout ssl-ciphers tokens-only tool-parser-plugin tool-server tool-strict-level",
+    "trust-request-chat-template trust-request-mm-kwargs uvicorn-log-level",
+)
+"""Options that vLLM's engines have not, only its servers: programs may have their own."""
+
 _CELLS = "more machines are more cells: `quire scheduler` for each, `quire router --scheduler`"
 _IMAGES = "images, audio and video are not served"
 _LORA = "adapters are not served: merge it into the model's weights"

@@ -36,12 +36,13 @@ MAX_ITEMS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingParams:
     """Sampling and stopping parameters of one request. Names and meanings are vLLM's.
 
     Fields that hold several values take any sequence of them, or None for none, and keep a tuple;
-    `stop` takes a single string, too.
+    `stop` takes a single string, too. A field may be set later: its value is checked as here, and
+    requests that have the parameters already keep what they had.
 
     Attributes:
         n: outputs to return.
@@ -174,6 +175,24 @@ class SamplingParams:
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field, which is then no longer left open; a value that is refused changes nothing.
+
+        Raises:
+            AttributeError: there is no such field.
+            InvalidRequestError: the value is out of bounds, alone or beside the others.
+        """
+        # The last field is there once all are: before, parameters are made, copied or unpickled.
+        if not hasattr(self, "left_open"):
+            object.__setattr__(self, name, value)
+            return
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(f"SamplingParams has no {name}")
+        changes: Any = {"left_open": self.left_open - {name}, name: value}
+        changed = replace(self, **changes)
+        for each in self.__dataclass_fields__:
+            object.__setattr__(self, each, getattr(changed, each))
+
     @property
     def width(self) -> int:
         """Sequences that run for the request."""
@@ -192,8 +211,8 @@ class SamplingParams:
         return replace(self, left_open=frozenset(), **changes)
 
     def clone(self) -> "SamplingParams":
-        """Return these parameters; nobody can change them."""
-        return self
+        """Return a copy, which what is set here later does not change."""
+        return replace(self)
 
     def _take_other_spellings(self) -> None:
         """Keep one form of what callers may write in several, as vLLM's may."""
@@ -204,6 +223,8 @@ class SamplingParams:
             value = changed.get(name, getattr(self, name))
             if value is None:
                 changed[name] = {} if name == "logit_bias" else ()
+            elif isinstance(value, Mapping):
+                changed[name] = dict(value)  # which the caller cannot change
             elif isinstance(value, Iterable) and not isinstance(value, tuple | Mapping | str):
                 changed[name] = tuple(value)
         if self.bad_words_token_ids:
@@ -245,7 +266,7 @@ class SamplingParams:
             raise InvalidRequestError("ignore_eos", "must be false with structured_outputs")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BeamSearchParams:
     """Parameters of `LLM.beam_search`. Names and meanings are vLLM's.
 

@@ -134,7 +134,7 @@ def generate_input(
     """Return the request that a call of the SDK asks for."""
     return GenerateInput(
         prompt,
-        sampling_params or SamplingParams(),
+        sampling_params.clone() if sampling_params else SamplingParams(),
         options.get("request_id", ""),
         options.get("model", ""),
         options.get("priority", 0),
@@ -162,7 +162,7 @@ def chat_input(
     kwargs = options.get("chat_template_kwargs")
     return ChatInput(
         parse_messages(messages),
-        sampling_params or SamplingParams(),
+        sampling_params.clone() if sampling_params else SamplingParams(),
         parse_tools(options.get("tools")),
         tool_choice,
         tool_choice_name,

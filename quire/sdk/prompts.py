@@ -41,6 +41,8 @@ def parse_prompts(prompts: Prompt | Sequence[Prompt]) -> list[ParsedPrompt]:
 def _parse(prompt: Prompt) -> ParsedPrompt:
     if not isinstance(prompt, Mapping):
         return ParsedPrompt(prompt)
+    # None asks for nothing, as in vLLM, under whichever key.
+    prompt = {key: value for key, value in prompt.items() if value is not None}
     contents = [prompt[key] for key in ("prompt_token_ids", "prompt") if key in prompt]
     if not contents or not prompt.keys() <= _KEYS:
         raise InvalidRequestError(

@@ -1,9 +1,20 @@
+import copy
 import math
+import pickle
+from dataclasses import replace
 
 import pytest
 
 from quire.contract.errors import InvalidRequestError
-from quire.contract.sampling_params import GREEDY_BELOW, MAX_SEED, MAX_TOKENS, SamplingParams
+from quire.contract.sampling_params import (
+    FILLED_IN,
+    GREEDY_BELOW,
+    MAX_SEED,
+    MAX_TOKENS,
+    BeamSearchParams,
+    SamplingParams,
+)
+from quire.sdk.calls import chat_input, generate_input
 
 
 @pytest.mark.parametrize(
@@ -128,3 +139,49 @@ def test_a_temperature_that_draws_stays(temperature: float) -> None:
 def test_a_temperature_below_0_is_refused_however_small(temperature: float) -> None:
     with pytest.raises(InvalidRequestError, match=r"temperature: must be in \[0, 100\], got -"):
         SamplingParams(temperature=temperature)
+
+
+def test_a_field_may_be_set_and_is_checked_as_it_is_when_given() -> None:
+    params = SamplingParams(left_open=frozenset(FILLED_IN))
+    params.max_tokens = 5
+    params.stop = "x"  # type: ignore[assignment]
+    params.temperature = GREEDY_BELOW / 2
+    assert params == SamplingParams(max_tokens=5, stop=("x",), temperature=0.0)
+    assert params.left_open == set(FILLED_IN) - {"max_tokens", "temperature"}
+    before = copy.deepcopy(params)
+    with pytest.raises(InvalidRequestError, match=r"top_p: must be in \(0, 1\], got 3"):
+        params.top_p = 3.0
+    with pytest.raises(InvalidRequestError, match=r"min_tokens: must be in \[0, 5\], got 6"):
+        params.min_tokens = 6
+    with pytest.raises(AttributeError, match="SamplingParams has no max_new_tokens"):
+        params.max_new_tokens = 5
+    assert params == before and params.left_open == before.left_open
+    beams = BeamSearchParams(beam_width=2, max_tokens=4)
+    beams.max_tokens = 8
+    assert beams.sampling_params().max_tokens == 8
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        replace,
+        SamplingParams.clone,
+        lambda params: pickle.loads(pickle.dumps(params)),
+        lambda params: generate_input("", params, {}).sampling_params,
+        lambda params: chat_input([], params, {}).sampling_params,
+    ],
+)
+def test_a_copy_and_a_request_keep_what_they_had(copied: object) -> None:
+    bias = {1: 2.0}
+    params = SamplingParams(n=2, logit_bias=bias, left_open=frozenset({"top_k"}))
+    own = copied(params)  # type: ignore[operator]
+    assert own == params and own.left_open == params.left_open
+    params.n = 3
+    params.top_k = 4
+    bias[1] = 3.0
+    assert (own.n, own.top_k, own.logit_bias) == (2, None, {1: 2.0})
+    assert own.left_open == {"top_k"} and params.left_open == frozenset()
+    own.n = 4
+    assert params.n == 3

@@ -25,6 +25,7 @@ from quire.contract.errors import ConfigError, InvalidRequestError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
 from quire.contract.sampling_params import FILLED_IN
 from quire.contract.time_breakdown import TimeBreakdown
+from quire.sdk.prompts import parse_prompts
 
 IDS = (7, 8, 9)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=1)
@@ -268,3 +269,24 @@ def test_default_sampling_params_leave_to_a_model_what_it_may_say() -> None:
         params = llm.get_default_sampling_params()
     assert params == SamplingParams()
     assert params.left_open == set(FILLED_IN) - {"max_tokens"}
+
+
+def test_default_sampling_params_may_be_changed_and_requests_have_their_own() -> None:
+    with LLM(target="127.0.0.1:1") as llm:
+        params = llm.get_default_sampling_params()
+        params.max_tokens = 5
+        own = llm.seeded(params)
+        params.max_tokens = 6
+    assert own.max_tokens == 5
+
+
+def test_none_asks_for_nothing_in_calls_and_prompts() -> None:
+    mapping = {"prompt": "a", "multi_modal_data": None, "prompt_token_ids": None}
+    assert parse_prompts(mapping) == parse_prompts("a")
+    with LLM(target="127.0.0.1:1") as llm:
+        assert llm.generate([], None, lora_request=None, tokenization_kwargs=None) == []
+        assert llm.chat([], None, False, lora_request=None, tokenization_kwargs=None) == []
+        for name in ("lora_request", "tokenization_kwargs"):
+            for call in (llm.generate, llm.chat):
+                with pytest.raises(InvalidRequestError, match=f"{name}: must be None, got"):
+                    call([], **{name: {"a": 1}})

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from launch.cluster.config import ClusterConfig, embedded_model
-from launch.engine_args import EngineArgs
+from launch.engine_args import AsyncEngineArgs, EngineArgs
 from launch.llm_cluster import keywords_of
 from launch.vllm.arguments import split
 from launch.vllm.keywords import TRANSLATED, translate
+from launch.vllm.table import OF_SERVERS
 from quire.contract.errors import ConfigError
-from tests.unit.launch.vllm.test_options import Serve, serve, served
+from tests.unit.launch.vllm.test_options import OPTIONS, Serve, serve, served
 
 __all__ = ["serve", "served"]
 
@@ -198,3 +199,28 @@ def test_a_parser_takes_counts_as_people_write_them(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         parser.parse_args(["--max-num-seqs", "many"])
     assert "must be an integer, such as 8192, 8k or 8K, got 'many'" in capsys.readouterr().err
+
+
+def test_a_parser_has_the_options_of_vllms_engines() -> None:
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    line = (
+        "--trust-remote-code --runner generate -q awq --revision main --limit-mm-per-prompt "
+        '{"image":0} --compilation-config 3 --max_num_seqs 4 --max-model-len auto -tp 2 '
+        '--hf-overrides {"rope_theta":5} --no-enable_prefix_caching'
+    )
+    given = AsyncEngineArgs.from_cli_args(parser.parse_args(line.split())).given
+    assert given.pop("hf_overrides") == {"rope_theta": 5} and given.pop("revision") == "main"
+    assert keywords_of(given) == {
+        "quantization": "stored",
+        "max_num_seqs": 4,
+        "tensor_parallel_size": 2,
+        "enable_prefix_caching": False,
+    }
+
+
+def test_a_parser_leaves_a_servers_options_to_programs() -> None:
+    assert {*OPTIONS} >= OF_SERVERS - {"disable-log-requests", "engine-use-ray"}
+    parser = argparse.ArgumentParser()
+    for name in sorted(OF_SERVERS - {"engine-use-ray", "disable-log-requests"}):
+        parser.add_argument(f"--{name}")
+    AsyncEngineArgs.add_cli_args(parser)
