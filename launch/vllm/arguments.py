@@ -11,11 +11,27 @@ from launch.vllm.table import ABSENT, ALWAYS, LISTS, NO_EFFECT, ONE_WAY, SHORT, 
 from launch.vllm.values import from_json
 from quire.contract.errors import ConfigError
 
+NAMES = frozenset({*ABSENT, *ALWAYS, *NO_EFFECT, *ONE_WAY})
+"""Of options that have no meaning here but the one of the table."""
+
+# Lists that several options of the same name make together.
+_ADDED = ("api-key",)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        """Raise what argparse says in the grammar of all errors."""
         name, _, what = message.removeprefix("argument ").partition(": ")
-        raise ConfigError(f"{name.partition('/')[0]}: {what}" if what else message)
+        name = name.partition("/")[0]
+        if what.startswith("expected "):
+            what = "must have a value, got none"
+        elif value := what.removeprefix("ignored explicit argument ").removeprefix(what):
+            name = name.partition(", ")[0]
+            what = f"must have no value, as a switch has none, got {value}"
+        elif name == "ambiguous option":
+            name, _, choices = what.partition(" could match ")
+            what = f"must be one of {choices}, got {name}"
+        raise ConfigError(f"{name}: {what}" if what else message)
 
 
 def split(arguments: Sequence[str], translated: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -32,19 +48,31 @@ def split(arguments: Sequence[str], translated: Sequence[str]) -> tuple[dict[str
         ConfigError: an option lacks its value, or the file cannot be read.
     """
     words, objects = _spelled(arguments)
-    parser = _parser(translated)
-    given, left = parser.parse_known_args(words)
+    # What has keys of its own on the line may have others in one JSON text, whosever option it is.
+    apart = [name for name in objects if not name.startswith("-")]
+    given, left = _parser([*translated, *apart]).parse_known_args(words)
     values = vars(given)
     for name, keys in objects.items():
         whole = from_json(name, values.get(name, {}))
         if not isinstance(whole, dict):
             raise ConfigError(f"{name}: must be an object where it has keys, got {values[name]}")
         values[name] = json.dumps(_merged(whole, keys))
-    if file := values.pop("config", None):
-        below, more = split(_of_file(Path(file)), translated)
-        # Of what comes twice, the last counts.
-        values, left = {**below, **values}, [*more, *left]
+    if files := values.pop("config", None):
+        if len(files) > 1:
+            raise ConfigError(f"config: must be one file, got {' and '.join(files)}")
+        below, more = split(_of_file(Path(files[0])), translated)
+        # What the line has takes the place of what the file has, also of an option that repeats.
+        again = {*map(_name_of, left), *(f"--{name}" for name in values)}
+        more = [word for word in more if _name_of(word) not in again]
+        kept = {name: value for name, value in below.items() if f"--{name}" not in again}
+        values, left = {**kept, **values}, [*more, *left]
     return values, left
+
+
+def _name_of(word: str) -> str:
+    """Return which option a word gives, in the spelling without --no-; a value names itself."""
+    name = word.partition("=")[0]
+    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
 
 
 def _parser(translated: Sequence[str]) -> _Parser:
@@ -52,13 +80,17 @@ def _parser(translated: Sequence[str]) -> _Parser:
     short: dict[str, list[str]] = {}
     for word, name in SHORT.items():
         short.setdefault(name, []).append(word)
-    for name in sorted({*ABSENT, *ALWAYS, *NO_EFFECT, *ONE_WAY, *translated, "config"}):
+    for name in sorted({*NAMES, *translated, "config"}):
         flags = [f"--{name}", *short.get(name, ())]
         how: dict[str, Any] = {}
         if name in SWITCHES:
             how = {"action": argparse.BooleanOptionalAction}
         elif name in LISTS:
             how = {"nargs": "+"}
+            if name in _ADDED:
+                how["action"] = "extend"
+        elif name == "config":
+            how = {"action": "append"}
         elif name == "hf-token":
             how = {"nargs": "?", "const": "true"}
         parser.add_argument(*flags, dest=name, **how)
@@ -76,7 +108,7 @@ def _spelled(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
         name, equals, value = word.partition("=")
         if match := re.fullmatch(r"-O=?(\w+)", word):
             words += ["-O", match[1]]
-        elif match := re.fullmatch(r"(--[a-z][\w-]*|-[a-z]+)\.([\w.-]+)(\+?)", name):
+        elif match := re.fullmatch(r"(--[a-z][\w-]*|-[a-zA-Z]+)\.([\w.-]+)(\+?)", name):
             option = match[1].replace("_", "-")
             option = SHORT.get(option, option.removeprefix("--"))
             keys = _value_of(value if equals else next(left, ""))
@@ -135,16 +167,33 @@ def _of_file(path: Path) -> list[str]:
         raise ConfigError(f"config: must be a YAML file of options, got {path}, which has none")
     if "config" in options:
         raise ConfigError(f"config: must not name another file, got {path}, which does")
-    words: list[str] = []
-    for key, value in options.items():
-        name = str(key).replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list) and name in LISTS:
-            words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
-            words += [f"--{name}={each}" for each in value]
-        elif value is not None:
-            text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
-            words.append(f"--{name}={text}")
-    return words
+    try:
+        return [word for key, value in options.items() for word in _words(str(key), value)]
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"config: must have no value within itself, got {path}, which has one"
+        ) from None
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Return an option of a file as arguments.
+
+    Raises:
+        ConfigError: it is a list of words that begin as options do.
+        RecursionError: the value is within itself.
+        ValueError: the same.
+    """
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list) and name in LISTS and name not in _ADDED:
+        for each in value:
+            if str(each).startswith("-"):
+                raise ConfigError(f"{key}: must not begin with -, got {each}")
+        return [f"--{name}", *map(str, value)]
+    if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
+        return [f"--{name}={each}" for each in value]
+    if value is None:
+        return []
+    text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+    return [f"--{name}={text}"]

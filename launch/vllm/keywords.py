@@ -120,7 +120,11 @@ def _kv_cache_dtype(name: str, value: Any) -> Keywords:
 
 
 def _kv_cache_bytes(name: str, value: Any) -> Keywords:
-    return {} if plain(value) is None else {"kv_cache_gib": count(name, value) / GIB}
+    if plain(value) is None:
+        return {}
+    if (size := count(name, value)) < 1:
+        raise ConfigError(f"{name}: must be at least 1, got {value}")
+    return {"kv_cache_gib": size / GIB}
 
 
 def _served_model_name(name: str, value: Any) -> Keywords:
@@ -202,6 +206,7 @@ def _origins(name: str, value: Any) -> Keywords:
 _TRANSLATIONS: Mapping[str, _Translation] = MappingProxyType(
     {
         "allowed-origins": _origins,
+        "api-key": _renamed("api_key"),
         "async-scheduling": _async_scheduling,
         "distributed-executor-backend": _executor,
         "distributed-timeout-seconds": _renamed("distributed_timeout_s"),

@@ -46,7 +46,7 @@ SWITCHES = _names(
 """Options without a value; each has a --no- form."""
 
 LISTS = _names(
-    "allowed-headers allowed-media-domains allowed-methods allowed-origins",
+    "api-key allowed-headers allowed-media-domains allowed-methods allowed-origins",
     "collect-detailed-traces cpu-offload-params cudagraph-capture-sizes device-ids ignore-patterns",
     "kv-cache-dtype-skip-layers logits-processors lora-modules lora-target-modules middleware",
     "numa-bind-cpus numa-bind-nodes offload-params served-model-name",

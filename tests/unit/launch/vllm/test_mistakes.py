@@ -42,6 +42,16 @@ Served = list[ClusterConfig]
             512,
         ),
         (["--api-key", "one", "--api-key", "two"], "api_key", ("one", "two")),
+        (["--api-key", "one", "two"], "api_key", ("one", "two")),
+        (["-O.level", "3"], "model", embedded_model()),
+        (
+            [
+                *("--default-chat-template-kwargs", '{"a": {"b": 1}}'),
+                *("--default-chat-template-kwargs.a.c", "2"),
+            ],
+            "default_chat_template_kwargs",
+            '{"a": {"b": 1, "c": 2}}',
+        ),
         (["--allowed-headers", "*"], "http_cors_origin", ()),
         (
             ["--limit-mm-per-prompt", '{"image": {"count": 0}, "video": null, "audio": 0}'],
@@ -71,7 +81,19 @@ def test_a_line_is_taken(
             [],
             {"http_cors_origin": ("http://a", "http://b")},
         ),
-        ("api-key: [k1, k2]", [], {"api_key": ("k1", "k2")}),
+        ("api-key: [k1, -k2]", [], {"api_key": ("k1", "-k2")}),
+        # What the line has takes the place of what the file has.
+        ("api-key: k1", ["--api-key", "k2"], {"api_key": ("k2",)}),
+        (
+            "http-cors-origin: [http://a]",
+            ["--http-cors-origin", "http://b"],
+            {"http_cors_origin": ("http://b",)},
+        ),
+        (
+            "override-generation-config: {top_k: 3}",
+            ["--override-generation-config.top_p", "0.5"],
+            {"override_generation_config": '{"top_p": 0.5}'},
+        ),
         ("served-model-name: [a, b]", [], {"served_model_name": "a", "served_model_alias": ("b",)}),
     ],
 )
@@ -108,6 +130,9 @@ def test_a_model_of_the_line_goes_before_that_of_a_file(
     ("content", "error"),
     [
         ("config: other.yaml", "config: must not name another file"),
+        ("a: &a [*a]", "config: must have no value within itself, got "),
+        ('enable-prefix-caching: "false"', "--enable-prefix-caching: must have no value, as a "),
+        ("served-model-name: [-a, b]", "served-model-name: must not begin with -, got -a$"),
         ("revision: 2024-01-01", ""),  # a date, for YAML
     ],
 )
@@ -141,6 +166,27 @@ def test_a_keyword_is_refused_by_its_name(keywords: dict[str, Any], field: str |
     with pytest.raises(ConfigError, match=rf"^{name}[.\w]*: must ") as caught:
         translate(keywords)
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (["--config", "a", "--config", "b"], "config: must be one file, got a and b"),
+        (["--served-model-name"], "--served-model-name: must have a value, got none"),
+        (["--dtype"], "--dtype: must have a value, got none"),
+        (["--enable-lora=x"], "--enable-lora: must have no value, as a switch has none, got 'x'"),
+        (["-a"], "-a: must be one of -asc, -ac, got -a"),
+    ],
+)
+def test_a_mistake_is_told_in_the_grammar_of_all(line: list[str], error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split(line, TRANSLATED)
+    assert caught.value.message == error
+
+
+def test_a_size_that_is_none_is_told_by_its_own_name() -> None:
+    with pytest.raises(ConfigError, match=r"^kv_cache_memory_bytes: must be at least 1, got 0$"):
+        translate({"kv_cache_memory_bytes": "0"})
 
 
 def test_keys_of_an_object_need_an_object() -> None:
