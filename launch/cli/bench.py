@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from launch.bench.offline_options import LatencyOptions, ThroughputOptions
 from launch.bench.serve_options import ServeOptions
 from launch.cli.options import Values, resolve_draft_model, takes_options
+from launch.cli.vllm_command import VllmCommand
 
 app = typer.Typer(
     help="Measure throughput and latency, with the options and results of `vllm bench`.",
@@ -66,7 +67,7 @@ def serve(
             raise typer.Exit(1)
 
 
-@app.command("throughput")
+@app.command("throughput", cls=VllmCommand)
 @takes_options(ThroughputOptions)
 def throughput(options: Values) -> None:
     """Start a cluster, and measure how fast it answers a list of prompts."""
@@ -80,7 +81,7 @@ def throughput(options: Values) -> None:
         bench_throughput(ThroughputOptions(**options))
 
 
-@app.command("latency")
+@app.command("latency", cls=VllmCommand)
 @takes_options(LatencyOptions)
 def latency(options: Values) -> None:
     """Start a cluster, and measure how long it takes to answer one batch of prompts."""

@@ -61,6 +61,7 @@ def _names(command: Any, prefix: str) -> Iterator[str]:
             yield from [named] if isinstance(named, str) else named
         elif getattr(parameter, "allow_from_autoenv", False) and parameter.name:
             yield f"{prefix}_{parameter.name.upper()}"
+    yield from (f"{prefix}_{end}" for end in getattr(command, "variables", ()))  # vLLM's options
     for name, each in getattr(command, "commands", {}).items():
         yield from _names(each, f"{prefix}_{name.replace('-', '_').upper()}")
 

@@ -52,7 +52,10 @@ def resize(
     from quire.rpc import Role, open_tls
 
     if (tensor_parallel_size is None) == (not workers):
-        raise typer.BadParameter("one of --tensor-parallel-size and --worker must be given")
+        got = "both" if workers else "neither"
+        raise typer.BadParameter(
+            f"must be given, or --worker, got {got}", param_hint="tensor_parallel_size"
+        )
     began = time.monotonic()
 
     def say(line: str) -> None:

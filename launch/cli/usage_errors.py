@@ -1,5 +1,6 @@
 """What is wrong with a command line, in one line and the grammar of all errors."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,10 @@ class QuireGroup(TyperGroup):
         extra["windows_expand_args"] = windows_expand_args
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
-        report(self, is_child="--ready-fd" in (sys.argv if args is None else args))
+        # The parent says so, or what is typed is to be completed.
+        words = sys.argv if args is None else args
+        is_silent = "--ready-fd" in words or "_QUIRE_COMPLETE" in os.environ
+        report(self, is_child=is_silent)
         try:
             status = super().main(args, prog_name, complete_var, False, **extra)
         except _exceptions.NoArgsIsHelpError as error:
@@ -72,6 +76,8 @@ def one_line(error: Any) -> str:
     if isinstance(error, _exceptions.BadParameter):
         return f"{_name(error.param) or error.param_hint}: {_reason(error)}"
     if isinstance(error, _exceptions.BadOptionUsage):
+        if "does not take" in error.message:
+            return f"{error.option_name}: must have no value, as a switch has none, got one"
         return f"{error.option_name}: must have a value, got none"
     return f"{' '.join(error.format_message().split()).rstrip('.')}{_more(command)}"
 
@@ -93,4 +99,9 @@ def _reason(error: Any) -> str:
     number = next((word for word in ("integer", "number", "float") if f"valid {word}" in text), "")
     if number:
         return f"must be {'an integer' if number == 'integer' else 'a number'}"
+    if "valid boolean" in text and error.ctx is not None and error.param is not None:
+        # A switch has a value only where a variable gives it.
+        variable = f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}"
+        source = f" (of {variable} in the environment)" if variable in os.environ else ""
+        return f"must be true or false, got {os.environ.get(variable, text)!r}{source}"
     return text.removeprefix("Value error, ")

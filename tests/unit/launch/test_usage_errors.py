@@ -38,6 +38,12 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
             ("serve", "--log-level", "loud"),
             "log_level: must be one of debug, info, warning, error, got loud",
         ),
+        (
+            ("serve", "--enforce-eager=true"),
+            "--enforce-eager: must have no value, as a switch has none, got one",
+        ),
+        (("serve", "--help=all"), "--help: must have no value, as a switch has none, got one"),
+        (("resize", "3"), "tensor_parallel_size: must be given, or --worker, got neither"),
         (("generate",), "prompt: must be given (`quire generate --help` lists all)"),
     ],
 )
@@ -53,6 +59,62 @@ def test_a_value_of_the_environment_names_its_variable(
     monkeypatch.setenv("QUIRE_SERVE_MAX_NUM_SEQS", "many")
     line = "max_num_seqs: must be an integer, got many (of QUIRE_SERVE_MAX_NUM_SEQS in the "
     assert error_of(capsys, "serve") == (2, f"error: {line}environment)\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("ENFORCE_EAGER", "maybe", "enforce_eager: must be true or false, got 'maybe'"),
+        ("ENABLE_LORA", "maybe", "enable-lora: must be true or false, got 'maybe'"),
+        (
+            "MAX_MODEL_LEN",
+            "many",
+            "max-model-len: must be an integer, such as 8192, 8k or 8K, got 'many'",
+        ),
+    ],
+)
+def test_what_vllm_has_in_the_environment_names_its_variable(
+    name: str,
+    value: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(f"QUIRE_SERVE_{name}", value)
+    source = f"(of QUIRE_SERVE_{name} in the environment)"
+    assert error_of(capsys, "serve") == (2, f"error: {line} {source}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "completion"),
+    [
+        ("quire serve --dtype ", 3, ""),
+        ("quire serve --enable-lora --max-num-s", 3, "--max-num-seqs"),
+        ("quire serve --served-model-name --max-num-s", 3, "--max-num-seqs"),
+        ("quire serve --trust-remote-code --max-num-s", 3, "--max-num-seqs"),
+        ("quire serve --config none.yaml --max-num-s", 4, "--max-num-seqs"),
+    ],
+)
+def test_a_line_that_is_being_typed_is_completed(
+    line: str,
+    word: int,
+    completion: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    variables = {
+        "_QUIRE_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(word),
+        "QUIRE_SERVE_NONSENSE": "1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        COMMAND.main([], prog_name="quire")
+    found = capsys.readouterr()
+    assert (ended.value.code or 0, found.err) == (0, "")
+    assert completion in found.out.split() or not completion
 
 
 def test_a_command_that_there_is_not_is_told_with_one_that_there_is(

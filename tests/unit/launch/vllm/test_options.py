@@ -141,3 +141,54 @@ def test_what_people_type_is_taken(
     result = serve(f"--{name}", value)
     assert result.exit_code == 0, result.output
     assert len(served) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"DTYPE": "half", "MAX_MODEL_LEN": "1k"}, {"dtype": "float16", "max_model_len": 1000}),
+        (
+            {"QUANTIZATION": "awq", "API_KEY": "a b"},
+            {"quantization": "stored", "api_key": ("a", "b")},
+        ),
+        ({"MAX_MODEL_LEN": "auto", "TRUST_REMOTE_CODE": "1"}, {"max_model_len": None}),
+        ({"ENABLE_PREFIX_CACHING": "0", "DTYPE": ""}, {"enable_prefix_caching": False}),
+        ({"MAX_NUM_SEQS": "9", "MAX_NUM_BATCHED_TOKENS": "4K"}, {"max_num_seqs": 3}),
+    ],
+)
+def test_variables_have_what_options_may_have(
+    variables: dict[str, str],
+    expected: dict[str, object],
+    serve: Serve,
+    served: list[ClusterConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"QUIRE_SERVE_{name}", value)
+    result = serve("--max-num-seqs", "3")
+    assert result.exit_code == 0, result.output
+    assert "no option reads" not in result.output
+    assert {name: getattr(served[0], name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "command", [("run-batch",), ("size",), ("bench", "latency"), ("bench", "throughput")]
+)
+def test_commands_with_an_engine_take_vllms_options(
+    command: tuple[str, ...],
+) -> None:
+    found = COMMAND
+    for name in command:
+        found = found.commands[name]
+    line = "--trust-remote-code -q awq --dtype half"
+    if command != ("size",):
+        line += " --max_num_seqs 7 --max-model-len 1k"
+    if command == ("run-batch",):
+        line += " -i a -o b --model m"
+    context = found.make_context(command[-1], line.split())
+    expected = {"quantization": "stored", "dtype": "float16"}
+    if command != ("size",):
+        expected |= {"max_num_seqs": "7", "max_model_len": "1000"}
+    assert {name: context.params[name] for name in expected} == expected
+    if command == ("run-batch",):
+        assert context.params["model"] == "m"
