@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, TextIO
 
+from launch.standard_streams import open_stdout
 from quire.contract.errors import InvalidRequestError, QuireError
 from quire.contract.outputs import Delta
 from quire.contract.sampling_params import SamplingParams
@@ -29,6 +30,9 @@ class Conversation:
         system: what the model is told first; "" for nothing.
         out: where answers go.
         err: where errors go.
+
+    Raises:
+        ConfigError: answers have nowhere to go.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class Conversation:
         err: TextIO | None = None,
     ) -> None:
         self._client, self._params = client, params
-        self._out, self._err = out or sys.stdout, err or sys.stderr
+        self._out, self._err = out or open_stdout(), err or sys.stderr
         self.messages: list[dict[str, Any]] = []
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages += self._system
@@ -107,6 +111,8 @@ def typed_lines(
     Ctrl-C drops the line that is being typed; Ctrl-D ends.
     """
     stdin = stdin or sys.stdin
+    if stdin is None:  # closed by whoever started this
+        return
     if not stdin.isatty():
         yield from stdin
         return

@@ -146,7 +146,8 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file: TextIO = path.open("a", encoding="utf-8")
+            # Half of a surrogate pair, which JSON may have, stays as JSON spells it.
+            self._file: TextIO = path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
 

@@ -49,7 +49,7 @@ def run(
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
         if target is None and model is not None:
             fetch_named(model, lambda line: typer.echo(line, err=True))
-        if target is None and sys.stderr.isatty():
+        if target is None and sys.stderr and sys.stderr.isatty():
             typer.echo(f"starting {model or 'the demo model'} ...", err=True)
         own = options if target is None else {}
         with (
@@ -60,5 +60,5 @@ def run(
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
-    if not answered and not sys.stdin.isatty():
+    if not answered and not (sys.stdin and sys.stdin.isatty()):
         raise typer.Exit(1)

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from launch.standard_streams import open_stdout
+
 if TYPE_CHECKING:
     from quire.contract.outputs import Delta, Event, Finished, TokenLogprobs
     from quire.contract.sampling_params import SamplingParams
@@ -38,9 +40,13 @@ class StreamPrinter:
 
     Args:
         params: of the request.
+
+    Raises:
+        ConfigError: texts have nowhere to go.
     """
 
     def __init__(self, params: SamplingParams) -> None:
+        self._out = open_stdout()
         self._is_single = params.n == 1
         self._began = self._first = time.perf_counter()
         self._seed = 0
@@ -62,8 +68,8 @@ class StreamPrinter:
         if self._first == self._began:
             self._first = time.perf_counter()
         if self._is_single:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
+            self._out.write(delta.text)
+            self._out.flush()
         else:
             self._texts.setdefault(delta.index, []).append(delta.text)
         for position in delta.prompt_logprobs:
@@ -73,9 +79,9 @@ class StreamPrinter:
 
     def _show_finished(self, finished: Finished) -> None:
         if not self._is_single:
-            sys.stdout.write("".join(self._texts.get(finished.index, ())))
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+            self._out.write("".join(self._texts.get(finished.index, ())))
+        self._out.write("\n")
+        self._out.flush()
         elapsed = time.perf_counter() - self._began
         parts = [] if self._is_single else [f"output {finished.index}"]
         parts += [

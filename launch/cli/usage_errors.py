@@ -1,9 +1,11 @@
 """What is wrong with a command line, in one line and the grammar of all errors."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -35,6 +37,28 @@ class QuireGroup(TyperGroup):
         is_silent = "--ready-fd" in words or "_QUIRE_COMPLETE" in os.environ
         report(self, is_child=is_silent)
         try:
+            try:
+                self._run(args, prog_name, complete_var, extra)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # here it may fail, and not when the process ends
+        except OSError as error:
+            if error.filename is not None or not _stdout_fails():
+                raise
+            if error.errno != errno.EPIPE:  # whoever read it has enough
+                why = f"must take what is written, got {error.strerror}"
+                typer.echo(f"error: stdout: {why}", err=True)
+            sys.exit(1)
+
+    def _run(
+        self,
+        args: Sequence[str] | None,
+        prog_name: str | None,
+        complete_var: str | None,
+        extra: dict[str, Any],
+    ) -> NoReturn:
+        """Run a command, and end the process with its status."""
+        try:
             status = super().main(args, prog_name, complete_var, False, **extra)
         except _exceptions.NoArgsIsHelpError as error:
             typer.echo(error.ctx.get_help(), err=True)
@@ -54,6 +78,22 @@ class QuireGroup(TyperGroup):
         except KeyboardInterrupt:
             _say_interrupted()
             raise typer.Exit(130) from None
+
+
+def _stdout_fails() -> bool:
+    """Return whether nothing can be written to stdout; what is left for it is given up then."""
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.write("\n")  # what could not be written may be there no more
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        return True
+    return False
 
 
 def _say_interrupted() -> None:

@@ -2,15 +2,16 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import grpc
 
 from quire.contract.chat import ChatInput, ChatMessage, Tool
 from quire.contract.embeddings import EmbedInput
+from quire.contract.errors import InvalidRequestError
 from quire.contract.inputs import GenerateInput
 from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
 from quire.contract.pooling_params import PoolingParams
@@ -19,6 +20,7 @@ from quire.observe.tracing import TRACEPARENT
 from quire.rpc import Role, TlsFiles
 from quire.rpc.call_errors import error_from_rpc
 
+T = TypeVar("T")
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any] | ChatMessage]
 """In OpenAI's shape: each has a "role" and "content", a text."""
@@ -116,6 +118,19 @@ def own_errors() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise error_from_rpc(error) from None
+
+
+def message_of(convert: Callable[[T], Any], value: T) -> Any:
+    """Return what stands for a value on the wire.
+
+    Raises:
+        InvalidRequestError: a text in it is none: it has half of a surrogate pair.
+    """
+    try:
+        return convert(value)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidRequestError("text", f"must be Unicode, got a surrogate, {half!r}") from None
 
 
 def open_tls(tls_dir: str | Path | None) -> TlsFiles | None:

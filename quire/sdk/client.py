@@ -24,6 +24,7 @@ from quire.sdk.calls import (
     Messages,
     Prompt,
     embed_input,
+    message_of,
     own_errors,
 )
 from quire.sdk.collect import Collector
@@ -170,7 +171,7 @@ class AsyncClient(Connection):
         Raises:
             QuireError: those of `stream`.
         """
-        request = embed_input_to_proto(embed_input(prompts, options))
+        request = message_of(embed_input_to_proto, embed_input(prompts, options))
         return embeddings_from_proto(await self._unary("Embed", request, options))
 
     async def abort(self, request_id: str) -> bool:
@@ -186,7 +187,9 @@ class AsyncClient(Connection):
         self, text: str, *, add_special_tokens: bool = True, model: str = ""
     ) -> list[int]:
         """Return the token ids of a text."""
-        request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
+        request = message_of(
+            tokenize_input_to_proto, TokenizeInput(text, model, add_special_tokens)
+        )
         return list((await self._unary("Tokenize", request)).token_ids)
 
     async def detokenize(
@@ -331,7 +334,7 @@ class Client(Connection):
         self, prompts: Prompt | Sequence[Prompt], **options: Unpack[EmbedOptions]
     ) -> Embeddings:
         """Return a vector for each prompt; arguments and errors as in `AsyncClient.embed`."""
-        request = embed_input_to_proto(embed_input(prompts, options))
+        request = message_of(embed_input_to_proto, embed_input(prompts, options))
         return embeddings_from_proto(self._unary("Embed", request, options))
 
     def abort(self, request_id: str) -> bool:
@@ -345,7 +348,9 @@ class Client(Connection):
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
         """Return the token ids of a text."""
-        request = tokenize_input_to_proto(TokenizeInput(text, model, add_special_tokens))
+        request = message_of(
+            tokenize_input_to_proto, TokenizeInput(text, model, add_special_tokens)
+        )
         return list(self._unary("Tokenize", request).token_ids)
 
     def detokenize(

@@ -22,6 +22,7 @@ from quire.sdk.calls import (
     Prompt,
     chat_input,
     generate_input,
+    message_of,
     open_tls,
     trace_metadata,
 )
@@ -167,9 +168,9 @@ class Connection:
             "metadata": (*self._metadata, *trace_metadata(options)),
         }
         if isinstance(request, ResumeInput):
-            call = stub.Resume(resume_input_to_proto(request), **arguments)
+            call = stub.Resume(message_of(resume_input_to_proto, request), **arguments)
         elif isinstance(request, ChatInput):
-            call = stub.Chat(chat_input_to_proto(request), **arguments)
+            call = stub.Chat(message_of(chat_input_to_proto, request), **arguments)
         else:
-            call = stub.Generate(generate_input_to_proto(request), **arguments)
+            call = stub.Generate(message_of(generate_input_to_proto, request), **arguments)
         return self._watches.watched(stub, call, stream.take_heartbeat)

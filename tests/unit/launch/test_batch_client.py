@@ -12,6 +12,7 @@ import pytest
 
 from launch.batch import client as calls
 from launch.batch.client import HttpClient, call_all
+from launch.batch.files import AnswerFile, BatchRequest, read_answered
 from launch.batch.run import run
 from quire.contract.errors import ConfigError, QuireError, UnavailableError
 
@@ -161,3 +162,12 @@ def test_errors_of_an_earlier_run_are_counted(tmp_path: Path) -> None:
     outputs.write_text("[]\n")
     with pytest.raises(QuireError, match=r"line 1: must be an answer of a batch"):
         run_to_the_end(inputs, outputs)
+
+
+def test_an_answer_to_half_of_a_surrogate_pair_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    answers = AnswerFile(path)
+    answers.add(BatchRequest("a\ud800", "/v1/completions", b"{}"), 200, "1", {"text": "ö"})
+    answers.close()
+    assert "a\\ud800" in path.read_text(encoding="utf-8")
+    assert read_answered(path) == {"a\ud800": False}

@@ -1,10 +1,16 @@
 """A mistake on the command line is one line, in the grammar of all errors."""
 
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from launch.cli.entry import main as entry_main
 from launch.cli.main import app
 
 COMMAND: Any = get_command(app)
@@ -135,3 +141,59 @@ def test_a_group_without_a_command_shows_its_help(
     written = "".join(capsys.readouterr())
     assert written.startswith(("Usage: ", "\n")), written[:80]
     assert "error:" not in written
+
+
+ENTRY = "import sys; from launch.cli.entry import main; sys.argv[0] = 'quire'; main()"
+NOBODY = ("--target", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("size",), ("serve", "--help"), ("--version",)])
+def test_a_full_disk_is_one_line(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run(
+            [sys.executable, "-c", ENTRY, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+        )
+    line = "error: stdout: must take what is written, got No space left on device\n"
+    assert (found.returncode, found.stderr) == (1, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "error"),
+    [
+        (f"generate a {' '.join(NOBODY)} >&-", 1, "stdout: must be open, got a closed one"),
+        (f"run {' '.join(NOBODY)} <&-", 0, ""),
+        (
+            f"generate \"$(printf '\\377')\" {' '.join(NOBODY)}",
+            1,
+            "text: must be Unicode, got a surrogate, '\\udcff'",
+        ),
+        (
+            f"run {' '.join(NOBODY)} < <(printf '\\377\\n')",
+            1,
+            "text: must be Unicode, got a surrogate, '\\udcff'",
+        ),
+    ],
+)
+def test_odd_input_and_output_are_one_line(line: str, status: int, error: str) -> None:
+    found = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {line}', sys.executable, ENTRY],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (found.returncode, found.stderr) == (status, f"error: {error}\n" if error else "")
+
+
+def test_what_a_terminal_cannot_write_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("launch.cli.entry._run", lambda: print("größe", flush=True))
+    entry_main()
+    assert written.getvalue() == b"gr??e\n"

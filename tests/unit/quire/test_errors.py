@@ -1,5 +1,6 @@
 """An error crosses the wire and comes out the same."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -7,6 +8,7 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from quire import Client
 from quire.contract import errors
 from quire.rpc.call_errors import error_from_rpc
 from quire.wire.errors import error_to_status
@@ -111,3 +113,16 @@ def test_an_unknown_failure_is_still_ours() -> None:
     error = error_from_rpc(FailedCall(grpc.StatusCode.INTERNAL, "internal error 12ab"))
     assert type(error) is errors.QuireError
     assert error.message == "internal error 12ab"
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_every_call() -> None:
+    with Client("127.0.0.1:1") as client:
+        calls: list[Callable[[], object]] = [
+            lambda: client.generate("a\ud800"),
+            lambda: client.embed("a\ud800"),
+            lambda: client.tokenize("a\ud800"),
+            lambda: client.chat([{"role": "user", "content": "a\ud800"}]),
+        ]
+        for call in calls:
+            with pytest.raises(errors.InvalidRequestError, match=r"^text: must be Unicode, got a "):
+                call()
