@@ -7,6 +7,7 @@ https://platform.openai.com/docs/guides/batch: a line of input is an object of `
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -102,6 +103,27 @@ def _parse(line: bytes, seed: int) -> BatchRequest:
     return BatchRequest(custom_id, url, json.dumps(body).encode())
 
 
+def check_output(path: Path, input_file: Path) -> None:
+    """Check that answers can go to a file, which is not written to.
+
+    Args:
+        path: of the file, there or not.
+        input_file: of requests, which have to stay.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    is_input = path.resolve() == input_file.resolve()
+    with suppress(OSError):
+        is_input = is_input or path.samefile(input_file)
+    if is_input:
+        raise ConfigError(f"output_file: must be another than input_file, got {path}")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"output_file: must be a file, got {path}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"output_file: must be in a directory that exists, got {path}")
+
+
 def read_answered(path: Path) -> dict[str, bool]:
     """Return whose answers a file of output has, and cut off a line that was being written.
 
@@ -120,7 +142,7 @@ def read_answered(path: Path) -> dict[str, bool]:
                 try:
                     answer = json.loads(line)
                     found[str(answer["custom_id"])] = answer.get("error") is not None
-                except (ValueError, TypeError, KeyError, AttributeError):
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     raise ConfigError(
                         f"{path}, line {number}: must be an answer of a batch; give --overwrite, "
                         "or another file"
@@ -171,6 +193,10 @@ class AnswerFile:
         }
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
         self._file.flush()
+
+    def clear(self) -> None:
+        """Begin anew: leave out all answers that there are."""
+        self._file.truncate(0)
 
     def close(self) -> None:
         """Have the disk hold what was written."""

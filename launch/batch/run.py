@@ -7,12 +7,18 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+from launch import preflight
 from launch.batch.client import Answer, HttpClient, call_all
-from launch.batch.files import AnswerFile, BatchRequest, read_answered, read_requests
+from launch.batch.files import (
+    AnswerFile,
+    BatchRequest,
+    check_output,
+    read_answered,
+    read_requests,
+)
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.cluster.thread import ClusterThread
 from launch.model_names import find_model
-from quire.contract.errors import ConfigError
 from quire.gguf_file import is_model
 from quire.sdk.progress import progress_bar
 
@@ -27,6 +33,7 @@ def run(
     api_key: str,
     num_at_once: int,
     seed: int,
+    overwrite: bool = False,
 ) -> int:
     """Answer the requests of a file that have no answer yet.
 
@@ -39,6 +46,7 @@ def run(
         api_key: to call it with; "" for none.
         num_at_once: requests on their way.
         seed: of requests that bring none.
+        overwrite: whether answers that are there go, once nothing stands in the way of new ones.
 
     Returns:
         How many requests were answered with an error, now and before.
@@ -47,20 +55,24 @@ def run(
         QuireError: a file cannot be read or written, the cluster cannot start, nobody listens at
             the URL, or the server is away for too long.
     """
-    if input_file.resolve() == output_file.resolve():
-        raise ConfigError(f"output_file: must be another than input_file, got {output_file}")
+    check_output(output_file, input_file)
     requests = read_requests(input_file, seed)
-    found = read_answered(output_file)
+    found = {} if overwrite else read_answered(output_file)
     there = [each for each in requests if each.custom_id in found]
     left = [each for each in requests if each.custom_id not in found]
     num_failed = sum(found[each.custom_id] for each in there)
+    cluster = _Cluster(model, options) if left and url is None else None
     with ExitStack() as stack:
         answers = AnswerFile(output_file)
         stack.callback(answers.close)
+        if left:
+            base = stack.enter_context(cluster) if cluster is not None else url or ""
+            client = HttpClient(base, api_key)
+            asyncio.run(client.check())
+        if overwrite:
+            answers.clear()
         if not left:
             return num_failed
-        client = HttpClient(url or stack.enter_context(_Cluster(model, options)), api_key)
-        asyncio.run(client.check())
         advance = stack.enter_context(progress_bar(len(requests), True, "Answered requests"))
         for _ in there:
             advance(0)
@@ -86,7 +98,11 @@ def _request_id(request: BatchRequest) -> str:
 
 
 class _Cluster(AbstractContextManager[str]):
-    """A cluster whose HTTP APIs nobody else finds; entering it starts it and gives their place."""
+    """A cluster whose HTTP APIs nobody else finds; entering it starts it and gives their place.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
 
     def __init__(self, model: str | None, options: Mapping[str, Any]) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="quire-batch-")
@@ -98,6 +114,7 @@ class _Cluster(AbstractContextManager[str]):
             uds=str(Path(self._directory.name) / "http"),
             **{**options, **{key: options.get(key) or value for key, value in name.items()}},
         )
+        preflight.check(self._config)
         self._thread: ClusterThread | None = None
 
     def __enter__(self) -> str:

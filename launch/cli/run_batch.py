@@ -79,14 +79,13 @@ def run_batch(
                 raise ConfigError(f"{name}: must be a positive integer, got {text}")
             numbers[name] = int(text)
         resolve_draft_model(options)
-        if overwrite:
-            output_file.unlink(missing_ok=True)
         num_failed = run(
             *(input_file, output_file, model, options),
             url=url,
             api_key=api_key or "",
             num_at_once=numbers["concurrency"],
             seed=numbers["seed"],
+            overwrite=overwrite,
         )
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)

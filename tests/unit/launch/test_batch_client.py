@@ -141,10 +141,11 @@ async def test_a_server_that_stays_away_ends_the_batch(monkeypatch: pytest.Monke
             await answers_of(base, 3)
 
 
-def run_to_the_end(inputs: Path, outputs: Path) -> int:
-    return run(
-        *(inputs, outputs, None, {}), url="http://127.0.0.1:9", api_key="", num_at_once=1, seed=0
-    )
+def run_to_the_end(
+    inputs: Path, outputs: Path, *, overwrite: bool = False, url: str | None = "http://127.0.0.1:9"
+) -> int:
+    options = {"api_key": "", "num_at_once": 1, "seed": 0, "overwrite": overwrite}
+    return run(*(inputs, outputs, None, {"max_model_len": 9_000_000}), url=url, **options)
 
 
 def test_errors_of_an_earlier_run_are_counted(tmp_path: Path) -> None:
@@ -171,3 +172,51 @@ def test_an_answer_to_half_of_a_surrogate_pair_is_written(tmp_path: Path) -> Non
     answers.close()
     assert "a\\ud800" in path.read_text(encoding="utf-8")
     assert read_answered(path) == {"a\ud800": False}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["no input", "no JSON", "input as output", "a link to it", "no server", "no cluster"]
+)
+def test_nothing_is_deleted_before_all_else_is_right(wrong: str, tmp_path: Path) -> None:
+    inputs, outputs = tmp_path / "in", tmp_path / "out"
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    inputs.write_text("no JSON" if wrong == "no JSON" else json.dumps(line))
+    outputs.write_text('{"custom_id": "a", "error": null}\n')
+    given, taken = inputs, outputs
+    if wrong == "no input":
+        given = tmp_path / "none"
+    elif wrong == "input as output":
+        taken = inputs
+    elif wrong == "a link to it":
+        taken = tmp_path / "link"
+        taken.hardlink_to(inputs)
+    before = inputs.read_text(), outputs.read_text()
+    url = None if wrong == "no cluster" else "http://127.0.0.1:9"
+    # The cluster is refused before it starts: the demo model has no such length.
+    with pytest.raises(QuireError, match=r"none: No such|line 1: must|^output_file: |^url: |^max_"):
+        run_to_the_end(given, taken, overwrite=True, url=url)
+    assert (inputs.read_text(), outputs.read_text()) == before
+
+
+def test_an_output_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    inputs = tmp_path / "in"
+    inputs.write_text("")
+    for output, must in ((tmp_path, "a file"), (tmp_path / "a" / "b", "in a directory that exi")):
+        with pytest.raises(ConfigError, match=rf"^output_file: must be {must}.* got {output}$"):
+            run_to_the_end(inputs, output, overwrite=True)
+
+
+def test_a_batch_that_begins_anew_leaves_nothing_of_before(tmp_path: Path) -> None:
+    inputs, outputs = tmp_path / "in", tmp_path / "out"
+    inputs.write_text("")
+    outputs.write_text("of something else\n")
+    assert run_to_the_end(inputs, outputs, overwrite=True) == 0
+    assert outputs.read_text() == ""
+
+
+def test_an_empty_url_is_refused(tmp_path: Path) -> None:
+    inputs = tmp_path / "in"
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    inputs.write_text(json.dumps(line))
+    with pytest.raises(ConfigError, match=r"^url: must be http"):
+        run_to_the_end(inputs, tmp_path / "out", url="")
