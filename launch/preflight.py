@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from launch.cluster.config import ClusterConfig, LauncherName
 from launch.model_check import check_model
+from launch.service_check import check_services
 from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import ConfigError
 
@@ -18,6 +19,7 @@ def check(config: ClusterConfig) -> None:
         ConfigError: it cannot; names the option, and what to do.
     """
     check_ports(config)
+    check_services(config)
     if config.launcher == LauncherName.LOCAL:
         check_model(config)
 

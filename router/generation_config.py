@@ -36,7 +36,7 @@ def load_generation_defaults(
     found: Mapping[str, Any] = {}
     if source != NONE:
         found = _read(directory / _FILE, is_optional=source == AUTO)
-    defaults = _known(found, str(directory / _FILE))
+    defaults = _known(found, f"generation_config: {directory / _FILE}")
     for name, value in overrides.items():
         if _NAMES.get(name, name) not in FILLED_IN:
             known = ", ".join(sorted({*FILLED_IN, *_NAMES} - set(_NAMES.values())))
@@ -65,13 +65,13 @@ def _known(found: Mapping[str, Any], source: str) -> dict[str, float]:
         if name not in FILLED_IN or value is None or value in _OFF.get(name, ()):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"generation_config: {field} must be a number, got {value!r}")
+            raise ConfigError(f"{source}: {field} must be a number, got {value!r}")
         try:
             number = int(value) if name in COUNTS and value == int(value) else value
             SamplingParams().filled({name: number})
         except (InvalidRequestError, ValueError, OverflowError) as error:
-            raise ConfigError(f"generation_config: {source}: {error}") from None
+            raise ConfigError(f"{source}: {error}") from None
         if name in COUNTS and not isinstance(number, int):
-            raise ConfigError(f"generation_config: {field} must be an integer, got {value!r}")
+            raise ConfigError(f"{source}: {field} must be an integer, got {value!r}")
         defaults[name] = number
     return defaults

@@ -1,6 +1,5 @@
 """Settings of a worker process."""
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -72,9 +71,6 @@ class WorkerConfig(DeviceOptions, ServiceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # "auto:N" is the GPU of a rank, if there is one.
-        if re.fullmatch(r"cpu|(cuda|auto)(:\d+)?", self.device) is None:
-            raise ConfigError(f"device: must be cpu, cuda, cuda:N or auto, got {self.device!r}")
         is_incomplete = (self.announce_to is None) != (self.rank is None)
         if is_incomplete or (self.advertise_host and self.announce_to is None):
             raise ConfigError(

@@ -47,6 +47,7 @@ def replay(
     log.configure("replay", "warning")
     try:
         require("quire replay", "worker")
+        DeviceOptions(**options)  # which checks them
         epochs = read_epochs(directory, from_epoch)
         if orders:
             difference, num_steps = _check_orders(epochs)

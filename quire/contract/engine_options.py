@@ -4,6 +4,7 @@ An option is written here and read where it is used, nowhere else. One that a wo
 to it: it has a field in worker.proto, too. Names follow vLLM.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
@@ -51,6 +52,12 @@ class DeviceOptions(Options):
         bounds=Bounds(1, 1024),
         shown_default="the cores of this machine",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # "auto:N" is the GPU of a rank, if there is one.
+        if re.fullmatch(r"cpu|(cuda|auto)(:[0-9]+)?", self.device) is None:
+            raise ConfigError(f"device: must be auto, cpu, cuda or cuda:N, got {self.device!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

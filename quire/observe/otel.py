@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,9 +19,41 @@ if TYPE_CHECKING:
 MAX_LINKS = 32
 # A service that stops waits no longer for a collector that is gone.
 EXPORT_TIMEOUT_S = 2
+_EXPORTER = "opentelemetry-exporter-otlp-proto-grpc"
 log = get_logger()
 
 MISSING = "otlp_endpoint: traces need OpenTelemetry: pip install 'quire-serve[traces]'"
+
+
+def scheme_of(endpoint: str) -> str:
+    """Return how a collector is spoken to: "http", or "https".
+
+    Raises:
+        ConfigError: the endpoint is no URL of one.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(
+            f"otlp_endpoint: must be http://HOST:PORT or https://HOST:PORT, got {endpoint!r}"
+        )
+    return parts.scheme
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Check that spans can be sent to a collector, as far as that shows without a connection.
+
+    Raises:
+        ConfigError: the endpoint is no URL, or OpenTelemetry is not installed.
+    """
+    scheme_of(endpoint)
+    try:
+        version(_EXPORTER)
+    except PackageNotFoundError:
+        raise ConfigError(MISSING) from None
 
 
 class OtelSpan(Span):
@@ -66,9 +98,7 @@ class OtelTracer(Tracer):
     is_on = True
 
     def __init__(self, service: str, endpoint: str) -> None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"otlp_endpoint: http(s)://HOST:PORT, got {endpoint}")
+        scheme = scheme_of(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -83,7 +113,7 @@ class OtelTracer(Tracer):
         }
         self._provider = TracerProvider(resource=Resource.create(names))
         exporter = OTLPSpanExporter(
-            endpoint=endpoint, insecure=parts.scheme == "http", timeout=EXPORT_TIMEOUT_S
+            endpoint=endpoint, insecure=scheme == "http", timeout=EXPORT_TIMEOUT_S
         )
         _log_as_we_do()
         self._provider.add_span_processor(BatchSpanProcessor(exporter))

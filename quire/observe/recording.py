@@ -16,6 +16,26 @@ FILES_AT_MOST = 8
 _NAME = re.compile(r"\d{20}-\d{8}\.records")
 
 
+def make_directory(directory: Path) -> None:
+    """Make the directory of records, if it is not there.
+
+    Raises:
+        ConfigError: it cannot be used, or other users may enter it.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = directory.stat().st_mode & 0o777
+    except OSError as error:
+        raise ConfigError(
+            f"record: must be a directory that can be written, got {directory}: {error.strerror}"
+        ) from None
+    if mode & 0o077 or not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"record: must be a directory that its owner alone may enter and write, got "
+            f"{directory} of mode {mode:04o}"
+        )
+
+
 class RecordFiles:
     """Writes records to files of a directory, a set of them for each epoch.
 
@@ -43,19 +63,7 @@ class RecordFiles:
         # Of the file that is open, or was last.
         self._index, self._size = 0, 0
         self.num_bytes = 0
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = directory.stat().st_mode & 0o777
-        except OSError as error:
-            raise ConfigError(
-                f"record: must be a directory that can be written, got {directory}: "
-                f"{error.strerror}"
-            ) from None
-        if mode & 0o077 or not os.access(directory, os.W_OK | os.X_OK):
-            raise ConfigError(
-                f"record: must be a directory that its owner alone may enter and write, got "
-                f"{directory} of mode {mode:04o}"
-            )
+        make_directory(directory)
 
     def append(self, record: Record) -> None:
         """Write a record; a header begins a file, which gets it.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire.contract.chat import ChatInput
-from quire.contract.errors import ConfigError, InvalidRequestError
-from router.chat.template_files import ChatTemplates, load_chat_templates
-from router.chat.template_render import as_json, check_syntax
+from quire.contract.errors import InvalidRequestError
+from router.chat.template_files import ChatTemplates, load_checked
+from router.chat.template_render import as_json
 from router.sandbox.processes import LimitReachedError, Limits, Sandbox
 
 MAX_CPU_S = 1.0
@@ -69,9 +69,7 @@ class ChatTemplate:
         Raises:
             ConfigError: `file` cannot be read, or is no template.
         """
-        templates = await asyncio.to_thread(load_chat_templates, Path(model), file)
-        if file is not None and (wrong := check_syntax(templates.source(False) or "")):
-            raise ConfigError(f"chat_template: {file} must be a Jinja template, got {wrong}")
+        templates = await asyncio.to_thread(load_checked, Path(model), file)
         return cls(templates, max_prompt_bytes, max_queued)
 
     @property

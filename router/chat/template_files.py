@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.contract.errors import ConfigError
 from quire.gguf_file import GgufFile, find_gguf
+from router.chat.template_render import check_syntax
 
 # Those that are published take some 20 KiB at most.
 MAX_TEMPLATE_BYTES = 2**20
@@ -69,6 +70,23 @@ def load_chat_templates(model: Path, file: Path | None = None) -> ChatTemplates:
                 f"got {len(source.encode())}"
             )
     return found
+
+
+def load_checked(model: Path, file: Path | None) -> ChatTemplates:
+    """Read the chat templates of a model, and check the syntax of one that was given.
+
+    Args:
+        model: as of `load_chat_templates`.
+        file: likewise.
+
+    Raises:
+        ConfigError: as of `load_chat_templates`; or `file` is no template.
+        ModelLoadError: a GGUF file cannot be read.
+    """
+    templates = load_chat_templates(model, file)
+    if file is not None and (wrong := check_syntax(templates.source(False) or "")):
+        raise ConfigError(f"chat_template: {file} must be a Jinja template, got {wrong}")
+    return templates
 
 
 def _of_gguf(path: Path) -> ChatTemplates:

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import socket
 import ssl
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import UnavailableError
 from quire.observe.log import get_logger
 from router.http.connection import MAX_HEAD_BYTES, Connection
+from router.http.unix_socket import remove_dead_socket, wrong_place
 
 # Longer than load balancers keep theirs, so that it is they who close a connection.
 IDLE_TIMEOUT_S = 75
@@ -117,7 +116,7 @@ class HttpServer:
             UnavailableError: it cannot be made, or somebody listens there.
         """
         try:
-            _remove_dead_socket(Path(path))
+            remove_dead_socket(Path(path))
             self._server = await asyncio.get_running_loop().create_unix_server(
                 lambda: self._connection(grpc_address),
                 path,
@@ -125,8 +124,7 @@ class HttpServer:
                 ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if self._tls else None,
             )
         except OSError as error:
-            why = error.strerror or str(error)
-            raise UnavailableError(f"uds: cannot listen on {path}: {why}") from error
+            raise UnavailableError(wrong_place(path, error)) from error
         log.info("http_listening", address=f"unix:{path}", tls=self._tls is not None)
         return f"unix:{path}"
 
@@ -158,24 +156,3 @@ class HttpServer:
         for connection in list(self._state.connections):
             connection.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _remove_dead_socket(path: Path) -> None:
-    """Remove a socket that nobody listens on.
-
-    Raises:
-        OSError: something else is there, or somebody listens.
-    """
-    try:
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise FileExistsError(None, "there is a file that is no socket")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-    raise OSError(None, "another process listens there")

@@ -2,6 +2,8 @@
 
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.preflight import check
 from quire.contract.errors import ConfigError
+from quire.observe import otel
 
 
 def config(**options: Any) -> ClusterConfig:
@@ -66,3 +69,99 @@ def test_a_host_of_another_machine_is_refused() -> None:
         check(config(host="192.0.2.1", insecure=True, port=8000))
     with pytest.raises(ConfigError, match=r"^host: must be an address of this machine, got "):
         check(config(host="no.such.host.invalid", insecure=True, port=8000))
+
+
+def refused(message: str, **options: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as caught:
+        check(config(**options))
+    assert "\n" not in caught.value.message
+
+
+def test_a_chat_template_that_no_router_takes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    refused(f"chat_template: {path} cannot be read: ", chat_template=path)
+    path.write_bytes(b"\xff")
+    refused(f"chat_template: {path} must be UTF-8, got", chat_template=path)
+    path.write_text("{% if %}")
+    refused(f"chat_template: {path} must be a Jinja template, got line 1", chat_template=path)
+    path.write_text("{{ messages }}")
+    check(config(chat_template=path))
+
+
+def test_defaults_of_parameters_that_no_router_takes_are_refused(tmp_path: Path) -> None:
+    name = tmp_path / "generation_config.json"
+    refused(f"generation_config: {name} must be a JSON object", generation_config=str(tmp_path))
+    name.write_text('{"temperature": "hot"}')
+    wrong = "temperature must be a number, got 'hot'"
+    refused(f"generation_config: {name}: {wrong}", generation_config=str(tmp_path))
+    field = "override_generation_config"
+    refused(f"{field}: {wrong}", **{field: '{"temperature": "hot"}'})
+    refused(f"{field}: temperature: must be in", **{field: '{"temperature": -1}'})
+    refused(f"{field}: top_k must be an integer", **{field: '{"top_k": 2.5}'})
+    check(config(override_generation_config='{"temperature": 0.5}'))
+
+
+def test_files_of_https_and_of_keys_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("no PEM, and no key")
+    refused("ssl_certfile: must be a certificate in PEM, with its key", ssl_certfile=path)
+    refused(f"{path}, line 1: ", api_keys=path)
+    path.write_text("")
+    check(config(api_keys=path))
+
+
+def test_a_place_where_no_socket_can_be_is_refused(tmp_path: Path) -> None:
+    missing, taken = tmp_path / "none" / "x.sock", tmp_path / "file"
+    taken.write_text("kept")
+    for path, why in (
+        (missing, "No such file or directory"),
+        (taken, "there is a file that is no socket"),
+        (tmp_path / ("a" * 200), "AF_UNIX path too long"),
+    ):
+        refused(f"uds: cannot listen on {path}: {why}", uds=str(path))
+    assert taken.read_text() == "kept"
+    path = tmp_path / "x.sock"
+    check(config(uds=str(path)))
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        refused(f"uds: cannot listen on {path}: another process listens there", uds=str(path))
+    check(config(uds=str(path)))  # whose process has gone
+
+
+def test_a_place_of_records_is_made_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "a"):
+        refused(f"record: must be a directory that can be written, got {path}: ", record=str(path))
+    check(config(record=str(tmp_path / "made")))
+    (tmp_path / "open").mkdir(mode=0o755)
+    refused("record: must be a directory that its owner alone", record=str(tmp_path / "open"))
+
+
+@pytest.mark.parametrize("endpoint", ["x", "collector:4317", "http://", "http://a:b", "grpc://a"])
+def test_an_endpoint_of_traces_that_is_no_url_is_refused(endpoint: str) -> None:
+    message = "otlp_endpoint: must be http://HOST:PORT or https://HOST:PORT, got "
+    refused(f"{message}{endpoint!r}", otlp_endpoint=endpoint)
+
+
+def test_traces_without_opentelemetry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(config(otlp_endpoint="http://a:4317"))
+    monkeypatch.setattr(otel, "_EXPORTER", "no-such-package")
+    refused(otel.MISSING, otlp_endpoint="http://a:4317")
+
+
+@pytest.mark.parametrize("device", ["gpu", "CPU", "cpu:0", "cuda:", "cuda:a", "cuda:\u0663"])
+def test_a_device_of_another_name_is_refused(device: str) -> None:
+    refused(f"device: must be auto, cpu, cuda or cuda:N, got {device!r}", device=device)
+
+
+def test_checks_load_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    code = (
+        "import sys; from launch import preflight; "
+        "from launch.cluster.config import ClusterConfig, embedded_model; "
+        "preflight.check(ClusterConfig(model=embedded_model(), port=0, grpc_port=0, device='cpu',"
+        f"uds={str(tmp_path / 'x')!r}, record={str(tmp_path / 'y')!r}, otlp_endpoint='http://a:1'));"
+        "sys.exit(' '.join({'torch', 'transformers', 'grpc'} & sys.modules.keys()) or 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -35,6 +35,7 @@ TYPED = {
     "max-model-len": "1k",  # as long as the demo model's
     "max-num-batched-tokens": "4K",
     "model": None,
+    "otlp-traces-endpoint": "http://127.0.0.1:4317",
     "port": "8001",
     "quantization": "awq",
     "reasoning-parser": "deepseek_r1",
