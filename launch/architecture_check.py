@@ -21,6 +21,10 @@ from worker_svc.models.native import is_native
 _CAUSAL = re.compile(
     r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\s*(\[.*?^    \])", re.MULTILINE | re.DOTALL
 )
+# Native families that have no default for the number of their heads, and those that read none of
+# key/value heads.
+NEED_HEADS = ("Deepseek", "Glm", "Granite", "Llama", "Mistral", "Mixtral", "Olmo2", "Qwen")
+ONE_KIND_OF_HEADS = ("Bloom", "Falcon", "GPT", "Mpt", "OPT")
 # Of a file of models: one whose base is of that file, and one that hands its attention over.
 _OWN_BASE = re.compile(r"^class \w+\(PreTrainedModel\b", re.MULTILINE)
 _HANDED_OVER = re.compile(r"_supports_attention_backend\b[^=\n]*= *True")
@@ -43,9 +47,7 @@ def check_architecture(
     """
     if not hf.flag("is_causal", True):
         raise hf.error("is_causal", "must be true: a token of a decoder sees none behind it")
-    names, model_type = hf.texts("architectures"), hf.text("model_type", "")
-    if not names and model_type in _causal_decoders():
-        names = [_causal_decoders()[model_type]]
+    names, model_type = _architectures(hf), hf.text("model_type", "")
     if any(map(is_native, names)):
         quant_method(hf, is_native=True)
         return
@@ -69,6 +71,39 @@ def check_architecture(
             raise ModelLoadError(
                 f"{name}: must be {only} for {architecture}, which transformers runs, got {value}"
             )
+
+
+def _architectures(hf: HfConfig) -> list[str]:
+    """Return the architectures that a config.json names, or has by its type."""
+    names, model_type = hf.texts("architectures"), hf.text("model_type", "")
+    if not names and model_type in _causal_decoders():
+        names = [_causal_decoders()[model_type]]
+    return names
+
+
+def check_heads(hf: HfConfig) -> None:
+    """Check the numbers of heads of a native architecture, as far as they are told.
+
+    Args:
+        hf: as of `check_architecture`.
+
+    Raises:
+        ModelLoadError: they are missing, or do not go with one another.
+    """
+    architecture = next(filter(is_native, _architectures(hf)), None)
+    if architecture is None:
+        return
+    if architecture.startswith(NEED_HEADS):
+        hf.integer("num_attention_heads")
+    keys = ("num_attention_heads", "num_key_value_heads")
+    if architecture.startswith(ONE_KIND_OF_HEADS) or not all(key in hf for key in keys):
+        return
+    heads, kv_heads = map(hf.integer, keys)
+    if heads % kv_heads:
+        raise ModelLoadError(
+            f"num_attention_heads: must be a multiple of num_key_value_heads ({kv_heads}), "
+            f"got {heads}"
+        )
 
 
 def _check_decoder(architecture: str, model_type: str, hf: HfConfig) -> None:

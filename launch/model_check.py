@@ -6,7 +6,7 @@ A worker refuses the same and more, but some seconds later: nothing that would r
 from contextlib import suppress
 from pathlib import Path
 
-from launch.architecture_check import check_architecture
+from launch.architecture_check import check_architecture, check_heads
 from launch.cluster.config import ClusterConfig
 from launch.model_files import ModelFiles, read_model
 from quire.contract.engine_options import GIB
@@ -42,6 +42,7 @@ def check_model(config: ClusterConfig) -> None:
         )
         if config.quantization == "stored" and CONFIG_KEY not in model.hf:
             raise nothing_stored(config.model)
+        check_heads(model.hf)
         num_heads, longest = _num_heads(model.hf), _longest(model.hf)
     except ModelLoadError as error:
         raise ConfigError(error.message) from None
@@ -88,6 +89,7 @@ def _read_draft(config: ClusterConfig, target: ModelFiles) -> ModelFiles:
             quantization=_of_draft(config.quantization),
             load_format=config.load_format,
         )
+        check_heads(draft.hf)
         sizes = [each.hf.integer("vocab_size", 0, least=0) for each in (draft, target)]
     except ModelLoadError as error:
         raise ConfigError(f"draft_model: {error.message}") from None

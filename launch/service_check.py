@@ -4,6 +4,7 @@ from pathlib import Path
 
 from launch.cluster.config import ClusterConfig
 from quire.contract.errors import ConfigError, ModelLoadError
+from quire.tokenizer_files import check_tokenizer_json
 from router.chat.template_files import load_checked
 from router.generation_config import load_generation_defaults
 
@@ -15,6 +16,7 @@ def check_services(config: ClusterConfig) -> None:
         ConfigError: one cannot be used; in the words of the service that would refuse it.
     """
     try:
+        check_tokenizer_json(config.model)
         load_checked(config.model, config.chat_template)
     except ModelLoadError as error:
         raise ConfigError(error.message) from None

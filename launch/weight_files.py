@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.contract.errors import ConfigError
+from worker_svc.loading.weight_names import INDEX_FILE, SINGLE_FILE, missing_file, no_safetensors
 
+# What reading a file raises that is cut off, or another file.
+_BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 # Longer ones belong to no file that was written by the library.
 _MAX_HEAD_BYTES = 100_000_000
 
@@ -48,25 +51,36 @@ def stored_tensors(model: Path, name: str) -> Iterator[StoredTensor]:
                     if tensor != "__metadata__":
                         begin, end = each["data_offsets"]
                         whole = max(whole, 8 + size + end)
+                        if not isinstance(each["dtype"], str):
+                            raise ValueError(f"{each['dtype']!r} as a type of {tensor}")
                         yield StoredTensor(tensor, each["dtype"], end - begin)
             if path.stat().st_size < whole:
                 raise ValueError(f"{path.stat().st_size} bytes of {whole}")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except _BROKEN as error:
             raise ConfigError(
                 f"{name}: {path} must be a whole safetensors file, got {error}; fetch it again"
             ) from None
 
 
 def _files(model: Path, name: str) -> list[Path]:
-    """Return the files of the index, or the single one; what is not there a worker names."""
-    index = model / "model.safetensors.index.json"
-    paths = [model / "model.safetensors"]
+    """Return the files of the index, or the single one.
+
+    Raises:
+        ConfigError: the index is broken, or a file is not there.
+    """
+    index = model / INDEX_FILE
+    paths = [model / SINGLE_FILE]
     if index.exists():
         try:
             names = {*json.loads(index.read_text("utf-8-sig"))["weight_map"].values()}
             paths = [model / name for name in sorted(names)]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except _BROKEN as error:
             raise ConfigError(
                 f"{name}: {index} must be an index of safetensors files, got {error!r}"
             ) from None
-    return [path for path in paths if path.exists()]
+    elif not paths[0].exists():
+        raise ConfigError(f"{name}: {no_safetensors(model)}")
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{name}: {missing_file(model, path.name)}; fetch it again")
+    return paths

@@ -38,6 +38,7 @@ _HARMLESS = (
     "tokenizer_class",
     "truncation_side",
 )
+_READ_AT_ONCE_BYTES = 2**20
 # What the tokens of some tokenizer are in; tokenizer_config.json is about them.
 _CONFIG = "tokenizer_config.json"
 _VOCABULARIES = (
@@ -79,6 +80,29 @@ def require_tokenizer(directory: Path) -> None:
             f"tokenizer.json: must be in {directory}, or else tokenizer.model or vocab.json, got "
             "none: copy the tokenizer's files of the model that this one was made from"
         )
+
+
+def check_tokenizer_json(directory: Path) -> None:
+    """Return if the tokenizer.json of a directory is whole, as far as that shows at once.
+
+    Raises:
+        ModelLoadError: it is not; nothing is raised where there is none.
+    """
+    path = directory / "tokenizer.json"
+    try:
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
+        # Reading some MB takes Python a second; what was cut off has another end.
+        is_whole = content[:1] + content[-1:] == b"{}"
+        if is_whole and len(content) <= _READ_AT_ONCE_BYTES:
+            json.loads(content)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise ModelLoadError(f"{path}: must be a whole JSON object, got another; fetch it again")
 
 
 def eos_token_id(directory: Path, ask_class: bool) -> int | None:

@@ -28,7 +28,7 @@ class HfConfig:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"{path}: not readable as JSON: {one_line(error)}") from error
         if not isinstance(values, dict):
             raise ModelLoadError(f"{path}: must hold a JSON object")

@@ -15,9 +15,7 @@ from safetensors import SafetensorError, safe_open
 from quire.contract.errors import ModelLoadError
 from worker_svc.layers.grouped_linear import GROUP_SIZES, GroupedWeight
 from worker_svc.loading.hf_config import HfConfig, one_line
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+from worker_svc.loading.weight_names import INDEX_FILE, SINGLE_FILE, missing_file, no_safetensors
 
 _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -58,7 +56,7 @@ class SafetensorsCheckpoint:
             names = self._open(SINGLE_FILE).keys()
             self._file_of_tensor = dict.fromkeys(names, SINGLE_FILE)
         else:
-            raise ModelLoadError(_no_safetensors(directory))
+            raise ModelLoadError(no_safetensors(directory))
 
     @property
     def files(self) -> dict[str, Path]:
@@ -159,9 +157,7 @@ class SafetensorsCheckpoint:
                     str(self._directory / file_name), framework="pt", device="cpu"
                 )
             except FileNotFoundError as error:
-                raise ModelLoadError(
-                    f"{self._directory}: {INDEX_FILE} names {file_name}, which is missing"
-                ) from error
+                raise ModelLoadError(missing_file(self._directory, file_name)) from error
             except (OSError, SafetensorError) as error:
                 raise self._unreadable(file_name, error) from error
         return self._files[file_name]
@@ -185,21 +181,6 @@ class SafetensorsCheckpoint:
         return ModelLoadError(
             f"{self._directory / file_name}: not a whole safetensors file: {one_line(error)}"
         )
-
-
-def _no_safetensors(directory: Path) -> str:
-    pickled = sorted(
-        path.name
-        for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-        for path in directory.glob(pattern)
-    )
-    if pickled:
-        return (
-            f"{directory}: only pickled weights ({pickled[0]}), which can run code when read; "
-            "convert them to safetensors once, with transformers: "
-            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    return f"{directory}: no {SINGLE_FILE} and no {INDEX_FILE}"
 
 
 class WeightTally:

@@ -1,17 +1,21 @@
 """What a model's files cannot give is refused before anything starts, and nothing else."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from launch import architecture_check, model_check
+from launch.architecture_check import NEED_HEADS, ONE_KIND_OF_HEADS
 from launch.cluster.config import embedded_model
 from launch.model_check import MAX_PARTS
-from quire.contract.errors import ConfigError
+from quire.contract.errors import ConfigError, ModelLoadError
 from tests.unit.launch.model_makers import DEMO, MakeModel, check, refused
 from worker_svc.cache.format import KV_CACHE_DTYPES
 from worker_svc.device.cpu import CpuDevice
 from worker_svc.layers import partial_sums
+from worker_svc.loading.hf_config import HfConfig
+from worker_svc.models.registry import FAMILIES
 
 HEADS, LONGEST = DEMO["num_attention_heads"], DEMO["max_position_embeddings"]
 pytestmark = pytest.mark.usefixtures("free_memory")
@@ -136,23 +140,71 @@ def test_without_transformers_architectures_are_left_to_the_worker(
     check(make_model(model_type="bert", architectures=["BertModel"]))
 
 
-@pytest.mark.parametrize("name", ["num_attention_heads", "n_head", "n_heads"])
-def test_heads_are_found_by_every_name(name: str, make_model: MakeModel) -> None:
-    model = make_model(**{"num_attention_heads": None, name: 12})
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("num_attention_heads", "LlamaForCausalLM"),
+        ("n_head", "GPTJForCausalLM"),
+        ("n_heads", "MptForCausalLM"),
+    ],
+)
+def test_heads_are_found_by_every_name(name: str, architecture: str, make_model: MakeModel) -> None:
+    model = make_model(**{"num_attention_heads": None, "architectures": [architecture], name: 12})
     check(model, tensor_parallel_size=4)
     refused("tensor_parallel_size: must divide num_atten", model, tensor_parallel_size=8)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "LlamaModel", "Qwen3MoeForCausalLM"])
+def test_numbers_of_heads_that_no_family_serves_are_refused(
+    architecture: str, make_model: MakeModel
+) -> None:
+    model = make_model(num_attention_heads=None, architectures=[architecture])
+    refused(f"{model / 'config.json'}: num_attention_heads: is missing", model)
+    model = make_model(num_key_value_heads=3, architectures=[architecture])
+    refused(
+        f"num_attention_heads: must be a multiple of num_key_value_heads (3), got {HEADS}", model
+    )
+
+
+def test_numbers_of_heads_that_a_family_does_not_read_are_passed_over(
+    make_model: MakeModel,
+) -> None:
+    check(make_model(num_attention_heads=None, architectures=["GemmaForCausalLM"]))
+    check(make_model(num_key_value_heads=3, architectures=["GPTNeoXForCausalLM"]))
+
+
+# Those of DeepSeek read their experts first.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("Deepseek")])
+def test_families_read_the_heads_that_they_are_said_to(name: str, make_model: MakeModel) -> None:
+    def read(**values: Any) -> Any:
+        model = make_model(use_qkv_bias=False, **values)
+        return FAMILIES[name].read(HfConfig.read(model / "config.json"))
+
+    wrong = ""
+    try:
+        read(num_attention_heads=None)
+    except ModelLoadError as error:
+        wrong = error.message
+    assert ("num_attention_heads: is missing" in wrong) == name.startswith(NEED_HEADS), wrong
+    if name.startswith(ONE_KIND_OF_HEADS):
+        with suppress(ModelLoadError):  # of other keys
+            assert read(num_key_value_heads=3).num_kv_heads != 3
 
 
 @pytest.mark.parametrize("options", [{"device": "cpu"}, {"device": "cuda", "invariant": True}])
 def test_ranks_that_cannot_share_the_parts_of_a_sum_are_refused(
     options: dict[str, Any], make_model: MakeModel
 ) -> None:
-    model = make_model(num_attention_heads=9)
+    model = make_model(num_attention_heads=9, num_key_value_heads=9)
     refused("tensor_parallel_size: must divide 8, since", model, tensor_parallel_size=3, **options)
 
 
 def test_on_gpus_sums_have_as_many_parts_as_there_are_ranks(make_model: MakeModel) -> None:
-    check(make_model(num_attention_heads=9), tensor_parallel_size=3, device="cuda")
+    check(
+        make_model(num_attention_heads=9, num_key_value_heads=9),
+        tensor_parallel_size=3,
+        device="cuda",
+    )
 
 
 def test_as_many_parts_are_meant_as_the_layers_have() -> None:

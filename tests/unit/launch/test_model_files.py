@@ -39,7 +39,14 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"num_attention_heads": "8"}', '{"n_positions": 64, "rope_scaling": 3}']
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"num_attention_heads": "8"}',
+        '{"n_positions": 64, "rope_scaling": 3}',
+    ],
 )
 def test_a_broken_configuration_is_refused_by_its_name(text: str, make_model: MakeModel) -> None:
     model = make_model()
@@ -138,7 +145,10 @@ def test_a_draft_model_is_checked_as_the_model_is(tmp_path: Path, make_model: Ma
         refused(f"draft_model: {message}", **drafts_of(draft), **options)
 
     check(**drafts_of(embedded_model()))
-    check(**drafts_of(make_model(num_attention_heads=9)), tensor_parallel_size=2)
+    check(
+        **drafts_of(make_model(num_attention_heads=9, num_key_value_heads=9)),
+        tensor_parallel_size=2,
+    )
     missing = tmp_path / "none"
     refused_draft(f"must be a directory or a .gguf file that exists, got {missing}", missing)
     refused_draft("must have a config.json or be a .gguf file, got", tmp_path)
@@ -172,10 +182,33 @@ def test_files_that_no_worker_reads_are_passed_over(make_model: MakeModel) -> No
     check(model)
     index = {"weight_map": {"a": "model-00001-of-00009.safetensors", "b": "not-there.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    missing = f"model: {model}: model.safetensors.index.json names not-there.safetensors, which is "
+    refused(f"{missing}missing; fetch it again", model)
+    check(model, load_format="dummy")
+    write_tensors(model / "not-there.safetensors", 64)
     refused(f"model: {model / 'model-00001-of-00009.safetensors'} must be a whole", model)
-    for broken in ("[]", "{}", "no JSON", '{"weight_map": {"a": 1}}'):
+    for broken in ("[]", "{}", "no JSON", '{"weight_map": {"a": 1}}', "[" * 100_000):
         (model / "model.safetensors.index.json").write_text(broken)
         refused(f"model: {model / 'model.safetensors.index.json'} must be an index", model)
+
+
+def test_a_model_without_weights_is_refused(make_model: MakeModel) -> None:
+    model = make_model()
+    (model / "model.safetensors").unlink()
+    refused(f"model: {model}: no model.safetensors and no model.safetensors.index.json", model)
+    check(model, load_format="dummy")
+    (model / "pytorch_model.bin").write_bytes(b"")
+    refused(f"model: {model}: only pickled weights (pytorch_model.bin)", model)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b'{"a": {"dtype": ["F32"], "data_offsets": [0, 4]}}', b'{"a": ' + b"[" * 100_000, b"{", b"[]"],
+)
+def test_a_head_that_says_nothing_is_refused(head: bytes, make_model: MakeModel) -> None:
+    path = make_model() / "model.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(64))
+    refused(f"model: {path} must be a whole safetensors file, got ", path.parent)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What would stop a cluster is found before anything starts."""
 
+import codecs
 import re
 import socket
 import subprocess
@@ -12,13 +13,15 @@ import pytest
 
 from launch.cluster.config import ClusterConfig, embedded_model
 from launch.preflight import check
+from quire import tokenizer_files
 from quire.contract.errors import ConfigError
 from quire.observe import otel
+from tests.unit.launch.model_makers import write_model
 
 
 def config(**options: Any) -> ClusterConfig:
     ports = {"port": None, "grpc_port": 0}
-    return ClusterConfig(model=embedded_model(), **{**ports, **options})
+    return ClusterConfig(**{"model": embedded_model(), **ports, **options})
 
 
 @pytest.fixture
@@ -165,3 +168,18 @@ def test_checks_load_neither_torch_nor_transformers(tmp_path: Path) -> None:
         "sys.exit(' '.join({'torch', 'transformers', 'grpc'} & sys.modules.keys()) or 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_tokenizer_that_is_cut_off_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model")
+    path = model / "tokenizer.json"
+    whole = path.read_bytes()
+    for at_once in (0, len(whole)):  # its end is looked at, or all of it
+        monkeypatch.setattr(tokenizer_files, "_READ_AT_ONCE_BYTES", at_once)
+        for content in (b"", whole[: len(whole) // 2], b"version https://git-lfs", b"[]"):
+            path.write_bytes(content)
+            refused(f"{path}: must be a whole JSON object, got another; fetch it", model=model)
+        path.write_bytes(codecs.BOM_UTF8 + whole)
+        check(config(model=model))
