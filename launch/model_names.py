@@ -39,6 +39,8 @@ def find_model(
     Raises:
         ConfigError: no model of that name is here; says what would bring it.
     """
+    if not str(model):  # of a variable that is not set; as a path it is the directory of now
+        raise ConfigError("model: must not be empty, got ''")
     path = Path(model)
     if is_model(path) or not is_name(str(model)):
         return path
@@ -72,6 +74,8 @@ def find_tokenizer(
     Raises:
         ConfigError: nothing of that name is here.
     """
+    if not name:
+        raise ConfigError("tokenizer: must not be empty, got ''")
     path = Path(name)
     if path.is_dir():
         return path

@@ -117,7 +117,9 @@ def _params(options: EngineUnderTest, max_tokens: int) -> SamplingParams:
 
 
 def _tokens_of(model: str | None) -> Tokens:
-    name = model or embedded_model().name
+    if model == "":
+        raise ConfigError("model: must not be empty, got ''")
+    name = embedded_model().name if model is None else model
     tokens = find_tokenizer(name)
     if tokens is None:
         raise ConfigError(f"model: must be on this machine, got {name}")

@@ -184,7 +184,14 @@ def resolve_draft_model(options: Values) -> None:
 
 
 def model_path(model: str | None) -> Path:
-    """Return the path of MODEL; that of the embedded model without one."""
+    """Return the path of MODEL; that of the embedded model without one.
+
+    Raises:
+        Exit: MODEL is empty, as a variable that is not set; one line says so.
+    """
     from launch.cluster.config import embedded_model
 
-    return Path(model).resolve() if model else embedded_model()
+    if model == "":
+        typer.echo("error: model: must not be empty, got ''", err=True)
+        raise typer.Exit(2)
+    return embedded_model() if model is None else Path(model).resolve()

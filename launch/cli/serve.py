@@ -38,10 +38,11 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         require("quire serve", "router", *workers)
         resolve_draft_model(options)
         source = ModelSource(**{name: options.pop(name) for name in options_of(ModelSource)})
-        if model and not is_model(Path(model)):
+        path = source.path_of(embedded_model() if model is None else model).resolve()
+        if model is not None and not is_model(Path(model)):
             # Its directory in the cache has the name of a commit.
             options["served_model_name"] = options["served_model_name"] or model
-        config = ClusterConfig(model=source.path_of(model or embedded_model()).resolve(), **options)
+        config = ClusterConfig(model=path, **options)
         preflight.check(config)
         interrupt = asyncio.run(_serve(config))
     except QuireError as error:

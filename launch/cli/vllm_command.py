@@ -37,7 +37,7 @@ class VllmCommand(QuireCommand):
         for note in () if ctx.resilient_parsing else notes:
             typer.echo(f"note: {note}", err=True)
         rest = super().parse_args(ctx, words)
-        if model and not ctx.params.get("model"):
+        if model is not None and ctx.params.get("model") is None:
             ctx.params["model"] = model
         return rest
 

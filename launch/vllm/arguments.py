@@ -60,6 +60,8 @@ def split(arguments: Sequence[str], translated: Sequence[str]) -> tuple[dict[str
     if files := values.pop("config", None):
         if len(files) > 1:
             raise ConfigError(f"config: must be one file, got {' and '.join(files)}")
+        if not files[0]:
+            raise ConfigError("config: must not be empty, got ''")
         below, more = split(_of_file(Path(files[0])), translated)
         # What the line has takes the place of what the file has, also of an option that repeats.
         again = {*map(_name_of, left), *(f"--{name}" for name in values)}

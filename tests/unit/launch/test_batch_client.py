@@ -214,9 +214,11 @@ def test_a_batch_that_begins_anew_leaves_nothing_of_before(tmp_path: Path) -> No
     assert outputs.read_text() == ""
 
 
-def test_an_empty_url_is_refused(tmp_path: Path) -> None:
+def test_an_empty_model_or_url_is_refused(tmp_path: Path) -> None:
     inputs = tmp_path / "in"
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
     inputs.write_text(json.dumps(line))
     with pytest.raises(ConfigError, match=r"^url: must be http"):
         run_to_the_end(inputs, tmp_path / "out", url="")
+    with pytest.raises(ConfigError, match=r"^model: must not be empty, got ''$"):
+        run(*(inputs, tmp_path / "out", "", {}), url=None, api_key="", num_at_once=1, seed=0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.cluster.config import embedded_model
+from launch.llm import LLM
 from launch.model_source import ModelSource
 from quire.contract.errors import ConfigError
 from quire.text_id import text_id
@@ -102,3 +103,12 @@ def test_a_cache_that_cannot_be_written_is_one_line(cache: Path) -> None:
     cache.write_text("no directory")
     with pytest.raises(ConfigError, match=r"^XDG_CACHE_HOME: must be writable: "):
         ModelSource(hf_overrides='{"a": 1}').path_of(embedded_model())
+
+
+def test_an_empty_name_is_no_directory() -> None:
+    with pytest.raises(ConfigError, match=r"^model: must not be empty, got ''$"):
+        ModelSource().path_of("")
+    with pytest.raises(ConfigError, match=r"^model: must not be empty, got ''$"):
+        LLM(model="")
+    with pytest.raises(ConfigError, match=r"^tokenizer: must not be empty, got ''$"):
+        ModelSource(tokenizer="").path_of(embedded_model())

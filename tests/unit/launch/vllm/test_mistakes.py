@@ -126,6 +126,15 @@ def test_a_model_of_the_line_goes_before_that_of_a_file(
     assert (served[0].model, served[0].max_num_seqs) == (embedded_model(), 3)
 
 
+@pytest.mark.parametrize("line", [[""], ["--model", ""], ["--model=", "--port", "8001"]])
+def test_an_empty_model_is_not_the_demo_model(
+    line: list[str], serve: Serve, served: Served
+) -> None:
+    result = serve(*line)
+    assert (result.exit_code, result.output) == (1, "error: model: must not be empty, got ''\n")
+    assert not served
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [
