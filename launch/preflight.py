@@ -10,6 +10,7 @@ from launch.model_check import check_model
 from launch.service_check import check_services
 from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import ConfigError
+from worker_svc.isa import check_isa
 
 
 def check(config: ClusterConfig) -> None:
@@ -21,6 +22,7 @@ def check(config: ClusterConfig) -> None:
     check_ports(config)
     check_services(config)
     if config.launcher == LauncherName.LOCAL:
+        check_isa()
         check_model(config)
 
 

@@ -5,6 +5,8 @@ import sys
 
 import typer
 
+from worker_svc.isa import check_isa
+
 
 def doctor() -> None:
     """Print versions, instruction sets, which --quantization is fast; check what keeps bits.
@@ -19,6 +21,7 @@ def doctor() -> None:
 
     try:
         require("quire doctor", "worker")
+        check_isa()
     except ConfigError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

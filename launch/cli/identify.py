@@ -2,14 +2,14 @@
 
 import json
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launch.cli.options import ModelArgument, Values, model_path, takes_options
 from launch.cluster.config import ClusterConfig
-from quire.contract.engine_options import LoadOptions
+from quire.contract.engine_options import DeviceOptions, LoadOptions
+from worker_svc.isa import check_isa
 
 _OF_LOADING = tuple(each.name for each in fields(LoadOptions))
 
@@ -34,11 +34,17 @@ def identify(
     device = options.pop("device")
     try:
         require("quire identify", "worker")
+        check_isa()
+        from launch.model_files import read_model
+
+        DeviceOptions(device=device)  # which checks it
+        path, load_options = model_path(model), LoadOptions(**options)
+        read_model(path, "model")
+        # Seconds of imports, which a mistake need not wait for.
         from worker_svc.device.open import open_device
         from worker_svc.loading.numerics_id import ids_of
 
-        path = Path(model_path(model))
-        ids = ids_of(path, LoadOptions(**options), open_device(device))
+        ids = ids_of(path, load_options, open_device(device))
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

@@ -7,6 +7,7 @@ import typer
 
 from launch.cli.options import Values, takes_options
 from quire.contract.engine_options import DeviceOptions
+from worker_svc.isa import check_isa
 
 if TYPE_CHECKING:
     from launch.replay.epochs import RecordedEpoch
@@ -47,6 +48,7 @@ def replay(
     log.configure("replay", "warning")
     try:
         require("quire replay", "worker")
+        check_isa()
         DeviceOptions(**options)  # which checks them
         epochs = read_epochs(directory, from_epoch)
         if orders:

@@ -20,6 +20,7 @@ from quire.contract.options import parse_values
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
+from worker_svc.isa import check_isa
 
 Config = TypeVar("Config", RouterConfig, SchedulerConfig, WorkerConfig)
 # On one machine the step goes first: what the router does with the tokens of a step can wait until
@@ -58,6 +59,8 @@ def _run(
 
     try:
         require(f"quire {name}", name)
+        if name == "worker":
+            check_isa()
     except ConfigError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

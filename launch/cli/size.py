@@ -9,7 +9,8 @@ import typer
 
 from launch.cli.options import ModelArgument, Values, takes_options
 from launch.cluster.config import ClusterConfig
-from quire.contract.engine_options import GIB, LoadOptions
+from quire.contract.engine_options import GIB, DeviceOptions, LoadOptions
+from worker_svc.isa import check_isa
 
 if TYPE_CHECKING:
     from worker_svc.loading.model_size import ModelSize
@@ -37,18 +38,25 @@ def size(
     device_name = options.pop("device")
     try:
         require("quire size", "worker")
+        check_isa()
         from launch.cluster.config import embedded_model
+        from launch.model_files import read_model
         from launch.model_names import find_model
-        from worker_svc.device.open import open_device
-        from worker_svc.loading.model_size import size_of
 
+        DeviceOptions(device=device_name)  # which checks it
+        load_options = LoadOptions(**options)
         path = embedded_model() if model is None else Path(find_model(model)).resolve()
         if not is_model(path):
             raise ConfigError(
                 f"model: must be a directory or a .gguf file that exists, got {model}"
             )
+        read_model(path, "model")
+        # Seconds of imports, which a mistake need not wait for.
+        from worker_svc.device.open import open_device
+        from worker_svc.loading.model_size import size_of
+
         device = open_device(device_name)
-        found = size_of(path, LoadOptions(**options), device)
+        found = size_of(path, load_options, device)
         free = _free_bytes(device)
     except QuireError as error:
         typer.echo(f"error: {error.message}", err=True)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quire.contract.errors import ConfigError
+from worker_svc.isa import VARIABLE
 from worker_svc.ops.current_stream import stream_source
 
 if TYPE_CHECKING:
@@ -30,7 +32,14 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    _C = _load_kernels()
+    try:
+        _C = _load_kernels()
+    except ImportError as error:
+        # The kernels name what can be asked for, but not where it was.
+        kind, _, what = str(error).partition(": ")
+        if kind == "isa":
+            raise ConfigError(f"{VARIABLE}: {what}") from None
+        raise
     # A torch without CUDA has no streams.
     if hasattr(_C, "follow_streams") and torch.version.cuda is not None:
         _C.follow_streams(stream_source())

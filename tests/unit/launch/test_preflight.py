@@ -183,3 +183,14 @@ def test_a_tokenizer_that_is_cut_off_is_refused(
             refused(f"{path}: must be a whole JSON object, got another; fetch it", model=model)
         path.write_bytes(codecs.BOM_UTF8 + whole)
         check(config(model=model))
+
+
+def test_an_instruction_set_that_this_machine_has_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("scalar", ""):
+        monkeypatch.setenv("QUIRE_ISA", name)
+        check(config())
+    monkeypatch.setenv("QUIRE_ISA", "foo")
+    with pytest.raises(ConfigError, match=r"^QUIRE_ISA: must be one of .*scalar on .* got 'foo'$"):
+        check(config())

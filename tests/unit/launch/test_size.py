@@ -1,12 +1,18 @@
 """`quire size`: what it prints of a model."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from launch.cli.main import app
 from launch.cluster.config import embedded_model
+from worker_svc import ops
+from worker_svc.isa import isas_of
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +34,43 @@ def test_it_prints_what_a_model_takes() -> None:
     assert 0 < found["weight_bytes"]["w4"] < found["weight_bytes"]["none"]
 
 
-def test_what_is_no_model_is_one_line() -> None:
-    shown = CliRunner().invoke(app, ["size", "no/such/model"])
-    assert shown.exit_code == 1
-    assert shown.output.startswith("error: model: ")
+@pytest.mark.parametrize("command", ["size", "identify"])
+@pytest.mark.parametrize(
+    ("arguments", "variables", "error"),
+    [
+        (["no/such/model"], {}, "model: "),
+        ([""], {}, "model: must not be empty, got ''"),
+        (["--device", "gpu"], {}, "device: must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ([], {"QUIRE_ISA": "foo"}, "QUIRE_ISA: must be one of "),
+    ],
+)
+def test_a_mistake_is_one_line_before_torch_is_loaded(
+    command: str,
+    arguments: list[str],
+    variables: dict[str, str],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "worker_svc.device.open", None)
+    shown = CliRunner(env=variables).invoke(app, [command, *arguments])
+    assert shown.exit_code in (1, 2)
+    assert shown.output.startswith(f"error: {error}"), shown.output
     assert shown.output.count("\n") == 1
+
+
+def test_the_instruction_sets_of_a_machine_are_those_of_the_kernels(tmp_path: Path) -> None:
+    assert isas_of() == ops.available_isas()
+    assert isas_of(tmp_path / "none") == ("avx512_bf16", "avx512", "avx2", "scalar")
+    cpuinfo = tmp_path / "cpuinfo"
+    for flags, names in (("sse", ("scalar",)), ("fma avx2 f16c", ("avx2", "scalar"))):
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+        assert isas_of(cpuinfo) == names
+
+
+def test_an_instruction_set_that_the_kernels_refuse_names_its_variable() -> None:
+    code = "from worker_svc.ops import compiled"
+    variables = {**os.environ, "QUIRE_ISA": "foo"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=variables, check=False, capture_output=True, text=True
+    )
+    assert "ConfigError: QUIRE_ISA: must be one of " in found.stderr
