@@ -13,6 +13,7 @@ from launch.bench.datasets import Sample
 from launch.bench.load import Run
 from launch.bench.metrics import Metrics
 from launch.bench.serve_options import ServeOptions
+from quire.contract.errors import ConfigError
 
 WIDTH = 50
 # More than this, and times are those at which the client came to read, not those of the answer.
@@ -192,6 +193,32 @@ def result_path(options: ServeOptions, model: str, now: datetime) -> Path:
         label = options.label or options.backend
         name = f"{label}-{rate}{limit}-{Path(model).name}-{now:%Y%m%d-%H%M%S}.json"
     return (options.result_dir or Path()) / name
+
+
+def check_place(options: ServeOptions) -> None:
+    """Check that results and pictures can be written where they are to go.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    files = {"plot": options.plot}
+    if options.save_result or options.append_result:
+        files["result_filename"] = (options.result_dir or Path()) / (
+            options.result_filename or ".probe"
+        )
+    for name, path in files.items():
+        if path is None:
+            continue
+        try:
+            if name != "plot":  # whose directory is not made
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.open("a").close()
+            else:
+                path.open("x").close()
+                path.unlink()
+        except OSError as error:
+            raise ConfigError(f"{name}: cannot write {path}: {error}") from None
 
 
 def save(options: ServeOptions, result: dict[str, Any], path: Path) -> None:

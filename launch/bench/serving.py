@@ -20,7 +20,7 @@ from launch.bench.dataset_options import DatasetName
 from launch.bench.datasets import Sample, load_samples
 from launch.bench.load import Run, run_load
 from launch.bench.metrics import Metrics, measure
-from launch.bench.report import remarks_on, result_of, result_path, save, table_of
+from launch.bench.report import check_place, remarks_on, result_of, result_path, save, table_of
 from launch.bench.serve_options import ServeOptions
 from launch.bench.tokens import Tokens, find_tokenizer
 from launch.cluster.config import embedded_model
@@ -44,6 +44,7 @@ def bench_serve(options: ServeOptions, api_key: str | None) -> bool:
         QuireError: a file or the server's list of models cannot be read, or the server is not
             ready in time.
     """
+    check_place(options)
     _allow_many_connections()
     return asyncio.run(_bench(options, api_key))
 

@@ -1,7 +1,9 @@
 """Addresses as people write them: "host:port", with brackets round an IPv6 host."""
 
 import ipaddress
+import re
 from collections.abc import Collection
+from contextlib import suppress
 
 from quire.contract.errors import ConfigError
 
@@ -34,9 +36,32 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(bare_host(host)).is_loopback
+        address = ipaddress.ip_address(bare_host(host))
     except ValueError:
         return False  # a name, which may mean anything
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def check_host(field: str, host: str) -> None:
+    """Check that a host to listen on is one.
+
+    Args:
+        field: for the message.
+        host: name or address.
+
+    Raises:
+        ConfigError: it has a port or a scheme, or is neither.
+    """
+    bare = bare_host(host)
+    is_name = host == bare and re.fullmatch(r"[\w.-]*[^\W\d][\w.-]*", bare)
+    if is_name or bare == "*":
+        return
+    # Of numbers alone it has to be whole: gRPC looks 127.1 up as a name.
+    with suppress(ValueError):
+        if ipaddress.ip_address(bare).version == 6 or host == bare:
+            return
+    raise ConfigError(f"{field}: must be a name or an address without a port, got {host!r}")
 
 
 def check_address(field: str, address: str) -> None:

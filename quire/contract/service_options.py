@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.contract.addresses import check_listening
+from quire.contract.addresses import check_host, check_listening
 from quire.contract.options import Bounds, Options, option
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -75,4 +75,6 @@ class ServiceOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_host("host", self.host)
+        check_host("admin_host", self.admin_host)
         check_listening(self.host, self.tls_dir is not None, self.insecure)

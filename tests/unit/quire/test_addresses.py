@@ -1,5 +1,7 @@
 """Addresses, as every service reads them."""
 
+import re
+
 import pytest
 
 from quire.contract.addresses import (
@@ -10,6 +12,7 @@ from quire.contract.addresses import (
     split_address,
 )
 from quire.contract.errors import ConfigError
+from quire.contract.service_options import ServiceOptions
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,45 @@ def test_anything_else_is_refused_by_the_name_of_its_field(address: str) -> None
         check_address("field", address)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "127.0.0.1:8000",
+            "[::1]:8000",
+            "http://127.0.0.1",
+            "a b",
+            "a/b",
+            "[a]",
+            "[127.0.0.1]",
+        ),
+        *("localhost:", "::1::", "::1%", "127.1", "127.0.0.256", "2130706433"),
+    ],
+)
+def test_what_is_no_host_to_listen_on_is_refused(host: str) -> None:
+    message = f"^host: must be a name or an address without a port, got {re.escape(repr(host))}$"
+    for insecure in (False, True):
+        with pytest.raises(ConfigError, match=message):
+            ServiceOptions(host=host, insecure=insecure)
+    with pytest.raises(ConfigError, match=f"^admin_{message[1:]}"):
+        ServiceOptions(admin_host=host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["::", "[::]", "*", "0.0.0.0", "fe80::1%eth0", "[fe80::1%eth0]", "my_host-0.a.b", "bücher"],
+)
+def test_a_host_to_listen_on_is_a_name_or_an_address(host: str) -> None:
+    ServiceOptions(host=host, admin_host=host, insecure=True)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"),
+        *("::ffff:127.0.0.1", "[::ffff:127.0.0.1]"),
+    ],
+)
 def test_what_stays_on_this_machine_may_be_in_the_clear(host: str) -> None:
     check_listening(host, is_encrypted=False, insecure=False)
 

@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.bench.connect import server_of, takes_token_ids
+from launch.bench.report import check_place
 from launch.bench.serve_options import ServeOptions
+from launch.bench.serving import bench_serve
 from launch.cli.main import app
 from quire.contract.errors import ConfigError
 
@@ -17,6 +19,19 @@ from quire.contract.errors import ConfigError
     ("options", "message"),
     [
         ({"request_rate": 0.0}, "request_rate: must be in (0, inf], got 0.0"),
+        (
+            {"base_url": "ftp://x"},
+            "base_url: must be http://HOST:PORT or https://HOST:PORT, got 'ftp://x'",
+        ),
+        (
+            {"base_url": "127.0.0.1:8000"},
+            "base_url: must be http://HOST:PORT or https://HOST:PORT, got '127.0.0.1:8000'",
+        ),
+        (
+            {"base_url": "http://a:x", "backend": "openai-chat"},
+            "base_url: must be http://HOST:PORT or https://HOST:PORT, got 'http://a:x'",
+        ),
+        ({"host": "a:1"}, "host: must be a name or an address without a port, got 'a:1'"),
         ({"burstiness": float("nan")}, "burstiness: must be in (0, inf], got nan"),
         ({"num_prompts": 0}, "num_prompts: must be in [1, 10000000], got 0"),
         ({"max_concurrency": 0}, "max_concurrency: must be in [1, 10000000], got 0"),
@@ -120,3 +135,25 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_sent() -> 
     result = CliRunner().invoke(app, ["bench", "serve", "--port", "1", "--plot", "run.txt"])
     assert result.exit_code == 1
     assert result.stderr == "error: --plot: must end in .svg, .png or .pdf, got run.txt\n"
+
+
+@pytest.mark.parametrize("name", ["result_filename", "result_dir", "plot"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_sent(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    places = {"result_filename": str(tmp_path), "result_dir": tmp_path / "file", "plot": tmp_path}
+    place: dict[str, Any] = {name: places[name]}
+    options = ServeOptions(port=1, save_result=name != "plot", **place)
+    field = name.replace("dir", "filename")
+    with pytest.raises(ConfigError, match=f"^{field}: cannot write "):
+        bench_serve(options, None)
+
+
+def test_looking_at_a_place_leaves_nothing_there(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_text("kept")
+    check_place(ServeOptions(save_result=True, result_dir=tmp_path))
+    check_place(ServeOptions(append_result=True, result_dir=tmp_path, result_filename="there"))
+    check_place(ServeOptions(plot=tmp_path / "a.svg"))
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["kept"]
