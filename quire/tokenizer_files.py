@@ -89,14 +89,14 @@ def check_tokenizer_json(directory: Path) -> None:
         ModelLoadError: it is not; nothing is raised where there is none.
     """
     path = directory / "tokenizer.json"
+    if not path.is_file():  # as of a GGUF file, or of a vocabulary in another format
+        return
     try:
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
         # Reading some MB takes Python a second; what was cut off has another end.
         is_whole = content[:1] + content[-1:] == b"{}"
         if is_whole and len(content) <= _READ_AT_ONCE_BYTES:
             json.loads(content)
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError):
