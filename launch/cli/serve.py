@@ -27,7 +27,7 @@ def serve(options: Values, model: ModelArgument = None) -> None:
 
     from launch import preflight
     from launch.extras import require
-    from quire.contract.errors import QuireError
+    from quire.contract.errors import ConfigError, QuireError
     from quire.observe import log
 
     log.configure("supervisor", options["log_level"], options["log_format"])
@@ -37,6 +37,11 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         workers = ["worker"] if options["launcher"] == LauncherName.LOCAL else []
         require("quire serve", "router", *workers)
         resolve_draft_model(options)
+        keys = options["api_key"]
+        if model is None and len(keys) > 1 and is_model(Path(keys[-1])):
+            raise ConfigError(
+                "model: must stand before --api-key, which takes every word behind it, got none"
+            )
         source = ModelSource(**{name: options.pop(name) for name in options_of(ModelSource)})
         path = source.path_of(embedded_model() if model is None else model).resolve()
         if model is not None and not is_model(Path(model)):

@@ -12,15 +12,19 @@ import grpc
 from quire.contract.chat import ChatInput, ChatMessage, Tool
 from quire.contract.embeddings import EmbedInput
 from quire.contract.errors import InvalidRequestError
-from quire.contract.inputs import GenerateInput
+from quire.contract.inputs import GenerateInput, TokenizeInput
 from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
 from quire.contract.pooling_params import PoolingParams
 from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import TRACEPARENT
 from quire.rpc import Role, TlsFiles
 from quire.rpc.call_errors import error_from_rpc
+from quire.v1 import inference_pb2
+from quire.wire.embeddings import embed_input_to_proto
+from quire.wire.inference import tokenize_input_to_proto
 
 T = TypeVar("T")
+M = TypeVar("M")
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any] | ChatMessage]
 """In OpenAI's shape: each has a "role" and "content", a text."""
@@ -120,7 +124,7 @@ def own_errors() -> Iterator[None]:
         raise error_from_rpc(error) from None
 
 
-def message_of(convert: Callable[[T], Any], value: T) -> Any:
+def message_of(convert: Callable[[T], M], value: T) -> M:
     """Return what stands for a value on the wire.
 
     Raises:
@@ -197,7 +201,9 @@ def chat_input(
     )
 
 
-def embed_input(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> EmbedInput:
+def embed_message(
+    prompts: Prompt | Sequence[Prompt], options: EmbedOptions
+) -> inference_pb2.EmbedRequest:
     """Return the request for vectors that a call of the SDK asks for.
 
     Args:
@@ -209,7 +215,7 @@ def embed_input(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> Em
     """
     is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     each: Any = [prompts] if is_one else prompts
-    return EmbedInput(
+    asked = EmbedInput(
         each,
         PoolingParams(options.get("normalize", True), options.get("dimensions")),
         options.get("request_id", ""),
@@ -220,6 +226,18 @@ def embed_input(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> Em
         options.get("cache_salt", ""),
         options.get("include_prompt_token_ids", False),
     )
+    return message_of(embed_input_to_proto, asked)
+
+
+def tokenize_message(
+    text: str, model: str, add_special_tokens: bool
+) -> inference_pb2.TokenizeRequest:
+    """Return the request for the token ids of a text.
+
+    Raises:
+        InvalidRequestError: it is no text: it has half of a surrogate pair.
+    """
+    return message_of(tokenize_input_to_proto, TokenizeInput(text, model, add_special_tokens))
 
 
 def trace_metadata(options: GenerateOptions | EmbedOptions) -> tuple[tuple[str, str], ...]:

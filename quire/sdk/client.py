@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 from quire.contract.embeddings import Embeddings
 from quire.contract.errors import QuireError
-from quire.contract.inputs import DetokenizeInput, TokenizeInput
+from quire.contract.inputs import DetokenizeInput
 from quire.contract.outputs import CellStatus, Completion, Event, ModelInfo
 from quire.contract.sampling_params import SamplingParams
 from quire.rpc import open_channel, open_sync_channel
@@ -23,21 +23,20 @@ from quire.sdk.calls import (
     GenerateOptions,
     Messages,
     Prompt,
-    embed_input,
-    message_of,
+    embed_message,
     own_errors,
+    tokenize_message,
 )
 from quire.sdk.collect import Collector
 from quire.sdk.connection import NO_OPTIONS, PASSED_OVER, Connection
 from quire.sdk.resume import ResumableStream
 from quire.v1 import inference_pb2
-from quire.wire.embeddings import embed_input_to_proto, embeddings_from_proto
+from quire.wire.embeddings import embeddings_from_proto
 from quire.wire.inference import (
     cluster_from_proto,
     detokenize_input_to_proto,
     event_from_proto,
     models_from_proto,
-    tokenize_input_to_proto,
 )
 
 
@@ -171,7 +170,7 @@ class AsyncClient(Connection):
         Raises:
             QuireError: those of `stream`.
         """
-        request = message_of(embed_input_to_proto, embed_input(prompts, options))
+        request = embed_message(prompts, options)
         return embeddings_from_proto(await self._unary("Embed", request, options))
 
     async def abort(self, request_id: str) -> bool:
@@ -187,9 +186,7 @@ class AsyncClient(Connection):
         self, text: str, *, add_special_tokens: bool = True, model: str = ""
     ) -> list[int]:
         """Return the token ids of a text."""
-        request = message_of(
-            tokenize_input_to_proto, TokenizeInput(text, model, add_special_tokens)
-        )
+        request = tokenize_message(text, model, add_special_tokens)
         return list((await self._unary("Tokenize", request)).token_ids)
 
     async def detokenize(
@@ -334,7 +331,7 @@ class Client(Connection):
         self, prompts: Prompt | Sequence[Prompt], **options: Unpack[EmbedOptions]
     ) -> Embeddings:
         """Return a vector for each prompt; arguments and errors as in `AsyncClient.embed`."""
-        request = message_of(embed_input_to_proto, embed_input(prompts, options))
+        request = embed_message(prompts, options)
         return embeddings_from_proto(self._unary("Embed", request, options))
 
     def abort(self, request_id: str) -> bool:
@@ -348,9 +345,7 @@ class Client(Connection):
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, model: str = "") -> list[int]:
         """Return the token ids of a text."""
-        request = message_of(
-            tokenize_input_to_proto, TokenizeInput(text, model, add_special_tokens)
-        )
+        request = tokenize_message(text, model, add_special_tokens)
         return list(self._unary("Tokenize", request).token_ids)
 
     def detokenize(

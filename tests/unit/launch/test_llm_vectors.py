@@ -9,9 +9,8 @@ import pytest
 from launch import llm_vectors
 from quire.contract.embeddings import Embeddings
 from quire.contract.errors import InvalidRequestError, OverloadedError
-from quire.sdk.calls import embed_input
+from quire.sdk.calls import embed_message
 from quire.sdk.prompts import parse_prompts
-from quire.wire.embeddings import embed_input_to_proto
 
 
 class RecordingClient:
@@ -22,7 +21,7 @@ class RecordingClient:
         self._errors = list(errors)
 
     def embed(self, prompts: Sequence[Any], **options: Any) -> Embeddings:
-        message = embed_input_to_proto(embed_input(prompts, options))
+        message = embed_message(prompts, options)
         assert message.ByteSize() < 2**22, "what a router reads"
         if self._errors:
             raise self._errors.pop(0)

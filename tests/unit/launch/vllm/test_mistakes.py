@@ -279,3 +279,14 @@ def test_a_parser_leaves_a_servers_options_to_programs() -> None:
     for name in sorted(OF_SERVERS - {"engine-use-ray", "disable-log-requests"}):
         parser.add_argument(f"--{name}")
     AsyncEngineArgs.add_cli_args(parser)
+
+
+def test_a_model_among_the_keys_is_not_taken_for_one(
+    serve: Serve, served: list[ClusterConfig], tmp_path: Path
+) -> None:
+    result = serve("--api-key", "secret", str(tmp_path))
+    assert result.output == (
+        "error: model: must stand before --api-key, which takes every word behind it, got none\n"
+    )
+    assert not served
+    assert serve(str(embedded_model()), "--api-key", "secret", str(tmp_path)).exit_code == 0
