@@ -170,4 +170,7 @@ def find_gguf(model: Path) -> Path | None:
 
 def is_model(model: Path) -> bool:
     """Return whether a path may be a model's: a directory or a GGUF file."""
-    return model.is_dir() or find_gguf(model) is not None
+    try:
+        return model.is_dir() or find_gguf(model) is not None
+    except OSError:  # a name that is too long for a path, or in a directory that is closed to us
+        return False

@@ -37,10 +37,10 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         workers = ["worker"] if options["launcher"] == LauncherName.LOCAL else []
         require("quire serve", "router", *workers)
         resolve_draft_model(options)
-        keys = options["api_key"]
-        if model is None and len(keys) > 1 and is_model(Path(keys[-1])):
+        # --api-key takes every word behind it: one of them may be the model, however it is spelled.
+        if model is None and len(options["api_key"]) > 1:
             raise ConfigError(
-                "model: must stand before --api-key, which takes every word behind it, got none"
+                "model: must be given, before --api-key, where there are several keys, got none"
             )
         source = ModelSource(**{name: options.pop(name) for name in options_of(ModelSource)})
         path = source.path_of(embedded_model() if model is None else model).resolve()

@@ -18,6 +18,9 @@ from tests.unit.launch.vllm.test_options import OPTIONS, Serve, serve, served
 __all__ = ["serve", "served"]
 
 Served = list[ClusterConfig]
+DEMO = str(embedded_model())
+ORIGINS = ("http://a", "http://b")
+SPECULATION = '{"method": "ngram"}'
 
 
 @pytest.mark.parametrize(
@@ -41,8 +44,9 @@ Served = list[ClusterConfig]
             "max_num_batched_tokens",
             512,
         ),
-        (["--api-key", "one", "--api-key", "two"], "api_key", ("one", "two")),
-        (["--api-key", "one", "two"], "api_key", ("one", "two")),
+        ([DEMO, "--api-key", "one", "--api-key", "two"], "api_key", ("one", "two")),
+        ([DEMO, "--api-key", "one", "two"], "api_key", ("one", "two")),
+        (["--api-key", "one"], "api_key", ("one",)),
         (["-O.level", "3"], "model", embedded_model()),
         (
             [
@@ -81,7 +85,7 @@ def test_a_line_is_taken(
             [],
             {"http_cors_origin": ("http://a", "http://b")},
         ),
-        ("api-key: [k1, -k2]", [], {"api_key": ("k1", "-k2")}),
+        (f"model: {DEMO}\napi-key: [k1, -k2]", [], {"api_key": ("k1", "-k2")}),
         # What the line has takes the place of what the file has.
         ("api-key: k1", ["--api-key", "k2"], {"api_key": ("k2",)}),
         (
@@ -281,12 +285,18 @@ def test_a_parser_leaves_a_servers_options_to_programs() -> None:
     AsyncEngineArgs.add_cli_args(parser)
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "smollm2", "no/such/path", DEMO, "k" * 256])
 def test_a_model_among_the_keys_is_not_taken_for_one(
-    serve: Serve, served: list[ClusterConfig], tmp_path: Path
+    model: str, serve: Serve, served: Served
 ) -> None:
-    result = serve("--api-key", "secret", str(tmp_path))
-    assert result.output == (
-        "error: model: must stand before --api-key, which takes every word behind it, got none\n"
-    )
+    message = "model: must be given, before --api-key, where there are several keys, got none"
+    for line in (["--api-key", "secret", model], ["--api-key", model, "--api-key", "secret"]):
+        assert serve(*line).output == f"error: {message}\n"
     assert not served
-    assert serve(str(embedded_model()), "--api-key", "secret", str(tmp_path)).exit_code == 0
+    assert serve(DEMO, "--api-key", "secret", model).exit_code == 0
+
+
+def test_a_model_of_a_name_that_no_file_can_have_is_refused_in_one_line(serve: Serve) -> None:
+    result = serve("k" * 300)
+    assert result.exit_code == 1
+    assert result.output.startswith("error: model: ") and result.output.count("\n") == 1
