@@ -14,6 +14,9 @@ from quire.contract.errors import ConfigError
 NAMES = frozenset({*ABSENT, *ALWAYS, *NO_EFFECT, *ONE_WAY})
 """Of options that have no meaning here but the one of the table."""
 
+# An option with a key of its JSON object. Others of one dash may have a value with a dot, attached.
+_SHORT = "|".join(word for word in SHORT if not word.startswith("--"))
+_KEY = re.compile(rf"(--[a-z][\w-]*|{_SHORT})\.([\w.-]+)(\+?)")
 # Lists that several options of the same name make together.
 _ADDED = ("api-key",)
 
@@ -110,7 +113,7 @@ def _spelled(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
         name, equals, value = word.partition("=")
         if match := re.fullmatch(r"-O=?(\w+)", word):
             words += ["-O", match[1]]
-        elif match := re.fullmatch(r"(--[a-z][\w-]*|-[a-zA-Z]+)\.([\w.-]+)(\+?)", name):
+        elif match := _KEY.fullmatch(name):
             option = match[1].replace("_", "-")
             option = SHORT.get(option, option.removeprefix("--"))
             keys = _value_of(value if equals else next(left, ""))

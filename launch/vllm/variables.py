@@ -29,7 +29,8 @@ def read(prefix: str, names: Mapping[str, str]) -> dict[str, Any]:
         if not text:
             continue
         if name in LISTS:
-            found[name] = text.split()
+            # JSON is one word, as on the line, whatever spaces it has.
+            found[name] = [text.strip()] if text.lstrip().startswith("[") else text.split()
         elif name not in SWITCHES:
             found[name] = text
         elif (value := _SWITCHED.get(text.lower())) is not None:

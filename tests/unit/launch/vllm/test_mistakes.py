@@ -300,3 +300,33 @@ def test_a_model_of_a_name_that_no_file_can_have_is_refused_in_one_line(serve: S
     result = serve("k" * 300)
     assert result.exit_code == 1
     assert result.output.startswith("error: model: ") and result.output.count("\n") == 1
+
+
+def test_a_value_that_is_attached_to_a_short_option_may_have_a_dot() -> None:
+    line = ["-iin.jsonl", "-oout.jsonl", "-iin", "-cc.level", "3", "-sc.method", "ngram"]
+    given, left = split(line, ["speculative-config"])
+    assert left == ["-iin.jsonl", "-oout.jsonl", "-iin"]
+    assert given == {"compilation-config": '{"level": 3}', "speculative-config": SPECULATION}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("ALLOWED_ORIGINS", '["http://a", "http://b"]', {"http_cors_origin": ORIGINS}),
+        ("ALLOWED_ORIGINS", ' ["http://a",\n"http://b"] ', {"http_cors_origin": ORIGINS}),
+        ("API_KEY", "a", {"api_key": ("a",)}),
+        ("SERVED_MODEL_NAME", "a b", {"served_model_name": "a", "served_model_alias": ("b",)}),
+    ],
+)
+def test_a_list_of_a_variable_is_json_or_words(
+    name: str,
+    text: str,
+    expected: dict[str, object],
+    serve: Serve,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(f"QUIRE_SERVE_{name}", text)
+    result = serve()
+    assert result.exit_code == 0, result.output
+    assert {each: getattr(served[0], each) for each in expected} == expected
