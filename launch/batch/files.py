@@ -22,6 +22,9 @@ URLS = (
 )
 # Whose bodies may have a seed.
 _DRAWING = URLS[:2]
+# Of every line that AnswerFile writes.
+_ID = "batch_req_"
+_BEGINNING = f'{{"id":"{_ID}'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,36 +127,43 @@ def check_output(path: Path, input_file: Path) -> None:
         raise ConfigError(f"output_file: must be in a directory that exists, got {path}")
 
 
-def read_answered(path: Path) -> dict[str, bool]:
-    """Return whose answers a file of output has, and cut off a line that was being written.
+def read_answered(path: Path) -> tuple[dict[str, bool], int]:
+    """Return whose answers a file of output has, and where they end.
+
+    A line that was being written, which may be behind them, is left as it is.
 
     Returns:
-        By custom_id, whether the answer is an error.
+        By custom_id, whether the answer is an error; and how many bytes the whole lines have.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
     try:
-        with path.open("rb+") as file:
+        with path.open("rb") as file:
             found, end = dict[str, bool](), 0
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
+                    # Behind answers it is one; alone it may be all of a file of something else.
+                    if number == 1 and line[: len(_BEGINNING)] != _BEGINNING[: len(line)]:
+                        raise _no_answer(path, number)
                     break
                 try:
                     answer = json.loads(line)
                     found[str(answer["custom_id"])] = answer.get("error") is not None
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                    raise ConfigError(
-                        f"{path}, line {number}: must be an answer of a batch; give --overwrite, "
-                        "or another file"
-                    ) from None
+                    raise _no_answer(path, number) from None
                 end += len(line)
-            file.truncate(end)
     except FileNotFoundError:
-        return {}
+        return {}, 0
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    return found
+    return found, end
+
+
+def _no_answer(path: Path, number: int) -> ConfigError:
+    return ConfigError(
+        f"{path}, line {number}: must be an answer of a batch; give --overwrite, or another file"
+    )
 
 
 class AnswerFile:
@@ -186,7 +196,7 @@ class AnswerFile:
         response = {"status_code": status, "request_id": request_id, "body": body}
         error = body.get("error", body) if is_error and isinstance(body, dict) else None
         line = {
-            "id": f"batch_req_{request_id}",
+            "id": f"{_ID}{request_id}",
             "custom_id": request.custom_id,
             "response": response,
             "error": error if is_error else None,
@@ -194,9 +204,9 @@ class AnswerFile:
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
         self._file.flush()
 
-    def clear(self) -> None:
-        """Begin anew: leave out all answers that there are."""
-        self._file.truncate(0)
+    def cut(self, end: int) -> None:
+        """Leave out what stands behind so many bytes; what is added follows them."""
+        self._file.truncate(end)
 
     def close(self) -> None:
         """Have the disk hold what was written."""

@@ -57,7 +57,7 @@ def run(
     """
     check_output(output_file, input_file)
     requests = read_requests(input_file, seed)
-    found = {} if overwrite else read_answered(output_file)
+    found, end = ({}, 0) if overwrite else read_answered(output_file)
     there = [each for each in requests if each.custom_id in found]
     left = [each for each in requests if each.custom_id not in found]
     num_failed = sum(found[each.custom_id] for each in there)
@@ -69,8 +69,7 @@ def run(
             base = stack.enter_context(cluster) if cluster is not None else url or ""
             client = HttpClient(base, api_key)
             asyncio.run(client.check())
-        if overwrite:
-            answers.clear()
+        answers.cut(end)  # the rest is half of a line, or all with overwrite
         if not left:
             return num_failed
         advance = stack.enter_context(progress_bar(len(requests), True, "Answered requests"))

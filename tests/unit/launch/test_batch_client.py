@@ -171,17 +171,21 @@ def test_an_answer_to_half_of_a_surrogate_pair_is_written(tmp_path: Path) -> Non
     answers.add(BatchRequest("a\ud800", "/v1/completions", b"{}"), 200, "1", {"text": "ö"})
     answers.close()
     assert "a\\ud800" in path.read_text(encoding="utf-8")
-    assert read_answered(path) == {"a\ud800": False}
+    assert read_answered(path) == ({"a\ud800": False}, path.stat().st_size)
 
 
+@pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize(
     "wrong", ["no input", "no JSON", "input as output", "a link to it", "no server", "no cluster"]
 )
-def test_nothing_is_deleted_before_all_else_is_right(wrong: str, tmp_path: Path) -> None:
+def test_nothing_is_deleted_before_all_else_is_right(
+    wrong: str, overwrite: bool, tmp_path: Path
+) -> None:
     inputs, outputs = tmp_path / "in", tmp_path / "out"
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
     inputs.write_text("no JSON" if wrong == "no JSON" else json.dumps(line))
-    outputs.write_text('{"custom_id": "a", "error": null}\n')
+    # The second line was being written.
+    outputs.write_text('{"custom_id": "b", "error": null}\n{"id":"batch_r')
     given, taken = inputs, outputs
     if wrong == "no input":
         given = tmp_path / "none"
@@ -194,8 +198,29 @@ def test_nothing_is_deleted_before_all_else_is_right(wrong: str, tmp_path: Path)
     url = None if wrong == "no cluster" else "http://127.0.0.1:9"
     # The cluster is refused before it starts: the demo model has no such length.
     with pytest.raises(QuireError, match=r"none: No such|line 1: must|^output_file: |^url: |^max_"):
-        run_to_the_end(given, taken, overwrite=True, url=url)
+        run_to_the_end(given, taken, overwrite=overwrite, url=url)
     assert (inputs.read_text(), outputs.read_text()) == before
+
+
+def test_a_line_that_was_being_written_goes_once_nothing_stands_in_the_way(tmp_path: Path) -> None:
+    inputs, outputs = tmp_path / "in", tmp_path / "out"
+    inputs.write_text("")
+    whole = '{"custom_id": "b", "error": null}\n'
+    for half in ("{", '{"id":"batch_req_1","custom_id":"ö'):
+        for before in ("", whole):
+            outputs.write_text(before + half)
+            assert run_to_the_end(inputs, outputs) == 0
+            assert outputs.read_text() == before
+
+
+@pytest.mark.parametrize("text", ['{"notes": 1}', "a", '{"id": 5}', "[", " "])
+def test_one_line_of_something_else_is_left_alone(text: str, tmp_path: Path) -> None:
+    inputs, outputs = tmp_path / "in", tmp_path / "out"
+    inputs.write_text("")
+    outputs.write_text(text)
+    with pytest.raises(ConfigError, match=r"line 1: must be an answer of a batch; give --overwr"):
+        run_to_the_end(inputs, outputs)
+    assert outputs.read_text() == text
 
 
 def test_an_output_that_is_no_file_is_refused(tmp_path: Path) -> None:
