@@ -49,7 +49,8 @@ def check_architecture(
         raise hf.error("is_causal", "must be true: a token of a decoder sees none behind it")
     names, model_type = _architectures(hf), hf.text("model_type", "")
     if any(map(is_native, names)):
-        quant_method(hf, is_native=True)
+        if load_format != "dummy":  # which has no weights of a format
+            quant_method(hf, is_native=True)
         return
     # Without a type, transformers guesses one by the model's name.
     if not _causal_decoders() or not model_type:

@@ -22,6 +22,9 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 # Where an order of additions is defined, a sum has as many parts at most: docs/numerics.md.
 MAX_PARTS = 8
+DEVICES = Path("/dev")
+# What is there where CUDA may find a GPU: of a machine, of WSL2, of a Jetson.
+GPUS = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")
 # What a KV cache holds on CPUs.
 CPU_CACHES = ("auto", "int8")
 
@@ -60,7 +63,9 @@ def check_model(config: ClusterConfig) -> None:
 
 def on_cpu(device: str) -> bool:
     """Return whether workers compute on the CPU, as far as that shows without asking CUDA."""
-    return device == "cpu" or (device == "auto" and not any(Path("/dev").glob("nvidia[0-9]*")))
+    return device == "cpu" or (
+        device == "auto" and not any(any(DEVICES.glob(each)) for each in GPUS)
+    )
 
 
 def _free_bytes() -> int | None:

@@ -7,18 +7,15 @@ from quire.contract.errors import ConfigError
 
 VARIABLE = "QUIRE_ISA"
 CPUINFO = Path("/proc/cpuinfo")
-# Best first, by the flags of Linux that each needs beside those of the next; csrc/cpu/isa.cpp asks
-# the processor itself.
-_FLAGS = {
-    "avx512_bf16": {"avx512_bf16", "avx512_vnni"},
-    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "avx2": {"avx2", "fma", "f16c"},
-    "scalar": set[str](),
-}
+# Best first, each with the flag of Linux without which a processor has it not. What else it needs
+# csrc/cpu/isa.cpp asks the processor: kernels before 5.3 have no name for bfloat16's instructions.
+_FLAGS = {"avx512_bf16": "avx512f", "avx512": "avx512f", "avx2": "avx2", "scalar": ""}
 
 
 def check_isa(cpuinfo: Path = CPUINFO) -> None:
-    """Check that this machine has the instruction set that is asked for, if one is.
+    """Check that this machine may have the instruction set that is asked for, if one is.
+
+    The kernels refuse, as they are loaded, what only the processor tells.
 
     Args:
         cpuinfo: what Linux says of the processor.
@@ -34,17 +31,10 @@ def check_isa(cpuinfo: Path = CPUINFO) -> None:
 
 
 def isas_of(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
-    """Return the instruction sets that a machine can run, best first; all if it does not tell."""
+    """Return the instruction sets that a machine may have, best first; all if it does not tell."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    if not flags:
-        return tuple(_FLAGS)
-    found: list[str] = []
-    for name, needed in reversed(_FLAGS.items()):
-        if not needed <= {*flags}:
-            break
-        found.insert(0, name)
-    return tuple(found)
+    return tuple(name for name, flag in _FLAGS.items() if not flags or flag in ("", *flags))

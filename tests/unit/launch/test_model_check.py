@@ -1,6 +1,7 @@
 """What a model's files cannot give is refused before anything starts, and nothing else."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -285,3 +286,15 @@ def test_a_cache_that_cpus_do_not_hold_is_refused() -> None:
     check(kv_cache_dtype="fp8", device="cuda")
     held = [name for name, each in KV_CACHE_DTYPES.items() if each in CpuDevice().kv_cache_dtypes]
     assert ("auto", *held) == model_check.CPU_CACHES
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "dxg", "nvhost-gpu", "nvgpu"])
+def test_a_device_that_cuda_may_find_is_no_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_check, "DEVICES", tmp_path)
+    (tmp_path / "nvidiactl").write_text("")
+    refused("kv_cache_dtype: must be one of auto", kv_cache_dtype="fp8", device="auto")
+    (tmp_path / name).write_text("")
+    check(kv_cache_dtype="fp8", device="auto")
+    refused("kv_cache_dtype: must be one of auto", kv_cache_dtype="fp8", device="cpu")
