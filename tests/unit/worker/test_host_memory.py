@@ -32,9 +32,36 @@ def write(directory: Path, files: dict[str, str]) -> Path:
         ({"memory.max": str(3 * GIB), "memory.current": str(GIB)}, 2 * GIB),
         ({"memory.max": str(GIB), "memory.current": str(2 * GIB)}, 0),
         (
+            # Files that were read count as free, as the kernel takes them back.
+            {
+                "memory.max": str(6 * GIB),
+                "memory.current": str(5 * GIB),
+                "memory.stat": f"anon {GIB}\ninactive_file {3 * GIB}\nactive_file {GIB}",
+            },
+            4 * GIB,
+        ),
+        (
+            # Read a moment later.
+            {
+                "memory.max": str(GIB),
+                "memory.current": str(GIB),
+                "memory.stat": f"inactive_file {2 * GIB}",
+            },
+            GIB,
+        ),
+        ({"memory.max": str(3 * GIB), "memory.current": str(GIB), "memory.stat": "?"}, 2 * GIB),
+        (
             {
                 "memory/memory.limit_in_bytes": str(4 * GIB),
                 "memory/memory.usage_in_bytes": str(GIB),
+            },
+            3 * GIB,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": str(4 * GIB),
+                "memory/memory.usage_in_bytes": str(3 * GIB),
+                "memory/memory.stat": f"inactive_file 1\ntotal_inactive_file {2 * GIB}",
             },
             3 * GIB,
         ),
