@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from launch.cluster.config import ClusterConfig, LauncherName
 from launch.model_check import check_model
-from launch.service_check import check_services
+from launch.service_check import check_places, check_services
 from quire.contract.addresses import bare_host, join_address
 from quire.contract.errors import ConfigError
 from worker_svc.isa import check_isa
@@ -24,6 +24,8 @@ def check(config: ClusterConfig) -> None:
     if config.launcher == LauncherName.LOCAL:
         check_isa()
         check_model(config)
+    # Last, since it makes a directory, and removes a socket that nobody listens on.
+    check_places(config)
 
 
 def check_ports(config: ClusterConfig) -> None:

@@ -10,7 +10,7 @@ from router.generation_config import load_generation_defaults
 
 
 def check_services(config: ClusterConfig) -> None:
-    """Check the files, paths and URLs that router, scheduler and traces are given.
+    """Check the files and URLs that router and traces are given.
 
     Raises:
         ConfigError: one cannot be used; in the words of the service that would refuse it.
@@ -30,14 +30,22 @@ def check_services(config: ClusterConfig) -> None:
         from router.http.tls import file_context
 
         file_context(config)
-    if config.uds:
-        from router.http.unix_socket import check_place
-
-        check_place(config.uds)
     if config.otlp_endpoint:
         from quire.observe.otel import check_endpoint
 
         check_endpoint(config.otlp_endpoint)
+
+
+def check_places(config: ClusterConfig) -> None:
+    """Make the places that router and scheduler are given, as far as they are left there.
+
+    Raises:
+        ConfigError: one cannot be made.
+    """
+    if config.uds:
+        from router.http.unix_socket import check_place
+
+        check_place(config.uds)
     if config.record:
         from quire.observe.recording import make_directory
 

@@ -138,8 +138,32 @@ def test_a_place_of_records_is_made_or_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "a"):
         refused(f"record: must be a directory that can be written, got {path}: ", record=str(path))
     check(config(record=str(tmp_path / "made")))
-    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
     refused("record: must be a directory that its owner alone", record=str(tmp_path / "open"))
+
+
+@pytest.mark.parametrize("wrong", ["model", "isa", "endpoint"])
+def test_nothing_is_made_or_removed_before_all_else_is_right(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))  # and listens no longer
+    options: dict[str, Any] = {"uds": str(place), "record": str(tmp_path / "made")}
+    if wrong == "model":
+        options["model"] = write_model(tmp_path / "model", vocab_size=None, num_attention_heads=0)
+    elif wrong == "isa":
+        monkeypatch.setenv("QUIRE_ISA", "foo")
+    else:
+        options["otlp_endpoint"] = "x"
+    with pytest.raises(ConfigError):
+        check(config(**options))
+    assert place.exists() and not (tmp_path / "made").exists()
+    options = {"uds": options["uds"], "record": options["record"]}
+    monkeypatch.delenv("QUIRE_ISA", raising=False)
+    check(config(**options))
+    assert not place.exists() and (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("endpoint", ["x", "collector:4317", "http://", "http://a:b", "grpc://a"])
