@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from launch.bench.dataset_options import COUNTS, DatasetName, DatasetOptions
-from quire.contract.addresses import check_host
+from quire.contract.addresses import check_host, check_url
 from quire.contract.errors import ConfigError
 from quire.contract.options import Bounds, option, same_option
 from quire.contract.service_options import PORTS, ServiceOptions
@@ -194,7 +193,7 @@ class ServeOptions(DatasetOptions):
                 f"request_rate: must not be given with ramp_up_strategy, got {self.request_rate}"
             )
         if self.backend != BackendName.QUIRE and self.base_url is not None:
-            _check_url(self.base_url)
+            check_url("base_url", self.base_url)
         check_host("host", self.host)
         # Each is read once here, so that a mistake is reported before anything is sent.
         _ = self.metrics, self.percentiles, self.good, self.more_fields
@@ -278,21 +277,6 @@ class ServeOptions(DatasetOptions):
 def _split(values: tuple[str, ...]) -> list[str]:
     """Return values of an option that may be given once for each, or with spaces between them."""
     return [each for value in values for each in value.split()]
-
-
-def _check_url(url: str) -> None:
-    """Check that a URL is one of a server of HTTP.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise ConfigError(f"base_url: must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
 
 
 def _pairs(field: str, texts: tuple[str, ...] | list[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Collection
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 from quire.contract.errors import ConfigError
 
@@ -94,6 +95,29 @@ def check_addresses(field: str, addresses: Collection[str]) -> None:
         check_address(field, address)
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"{field}: must be different addresses, got {', '.join(addresses)}")
+
+
+def check_url(field: str, url: str) -> str:
+    """Check that a URL names a scheme of HTTP and a host.
+
+    Args:
+        field: for the message.
+        url: "http://host:port"; without a port it is that of the scheme.
+
+    Returns:
+        Its scheme, "http" or "https".
+
+    Raises:
+        ConfigError: it does not.
+    """
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"{field}: must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
+    return parts.scheme
 
 
 def check_listening(host: str, is_encrypted: bool, insecure: bool) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from quire.contract.addresses import check_url
 from quire.contract.errors import ConfigError
 from quire.observe.log import get_logger
 from quire.observe.tracing import Attribute, Span, SpanKind, TraceContext, Tracer
@@ -25,31 +25,13 @@ log = get_logger()
 MISSING = "otlp_endpoint: traces need OpenTelemetry: pip install 'quire-serve[traces]'"
 
 
-def scheme_of(endpoint: str) -> str:
-    """Return how a collector is spoken to: "http", or "https".
-
-    Raises:
-        ConfigError: the endpoint is no URL of one.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise ConfigError(
-            f"otlp_endpoint: must be http://HOST:PORT or https://HOST:PORT, got {endpoint!r}"
-        )
-    return parts.scheme
-
-
 def check_endpoint(endpoint: str) -> None:
     """Check that spans can be sent to a collector, as far as that shows without a connection.
 
     Raises:
         ConfigError: the endpoint is no URL, or OpenTelemetry is not installed.
     """
-    scheme_of(endpoint)
+    check_url("otlp_endpoint", endpoint)
     try:
         version(_EXPORTER)
     except PackageNotFoundError:
@@ -98,7 +80,7 @@ class OtelTracer(Tracer):
     is_on = True
 
     def __init__(self, service: str, endpoint: str) -> None:
-        scheme = scheme_of(endpoint)
+        scheme = check_url("otlp_endpoint", endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource

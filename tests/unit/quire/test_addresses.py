@@ -8,6 +8,7 @@ from quire.contract.addresses import (
     bare_host,
     check_address,
     check_listening,
+    check_url,
     join_address,
     split_address,
 )
@@ -100,3 +101,12 @@ def test_what_leaves_it_must_be_encrypted_or_asked_for(host: str) -> None:
         check_listening(host, is_encrypted=False, insecure=False)
     check_listening(host, is_encrypted=True, insecure=False)
     check_listening(host, is_encrypted=False, insecure=True)
+
+
+def test_a_url_of_http_is_told_from_other_texts() -> None:
+    for url in ("http://a", "http://a:1/path", "https://[::1]:65535"):
+        assert check_url("field", url) == url.partition(":")[0]
+    for url in ("", "a:1", "ftp://a", "http://", "http://:1", "http://a:0", "http://a:65536"):
+        message = f"field: must be http://HOST:PORT or https://HOST:PORT, got {url!r}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            check_url("field", url)
