@@ -26,6 +26,16 @@ def is_name(model: str) -> bool:
     return _NAME.fullmatch(model) is not None
 
 
+def check_given(model: str | Path) -> None:
+    """Check that MODEL is not empty, as of a variable that is not set: that is no path of one.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if not str(model):
+        raise ConfigError("model: must not be empty, got ''")
+
+
 def find_model(
     model: str | Path, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> Path:
@@ -39,8 +49,7 @@ def find_model(
     Raises:
         ConfigError: no model of that name is here; says what would bring it.
     """
-    if not str(model):  # of a variable that is not set; as a path it is the directory of now
-        raise ConfigError("model: must not be empty, got ''")
+    check_given(model)
     path = Path(model)
     if is_model(path) or not is_name(str(model)):
         return path

@@ -11,9 +11,11 @@ import typer
 
 from launch.bench.datasets import Sample, load_samples
 from launch.bench.offline_options import EngineUnderTest, LatencyOptions, ThroughputOptions
+from launch.bench.places import check_file, unwritable
 from launch.bench.tokens import Tokens, find_tokenizer
 from launch.cluster.config import embedded_model
 from launch.llm import LLM
+from launch.model_names import check_given
 from quire.contract.errors import ConfigError
 from quire.contract.sampling_params import BeamSearchParams, SamplingParams
 from quire.sdk.client import Client
@@ -29,6 +31,7 @@ def bench_throughput(options: ThroughputOptions) -> None:
         QuireError: the cluster cannot start, or a prompt is refused.
         ConfigError: a file cannot be read or written.
     """
+    _check_output(options.output_json)
     tokens = _tokens_of(options.tokenizer or options.model)
     rng = np.random.default_rng(options.seed)
     samples = load_samples(options, tokens, rng, as_text=False)
@@ -69,6 +72,7 @@ def bench_latency(options: LatencyOptions) -> None:
         QuireError: the cluster cannot start, or a prompt is refused.
         ConfigError: the result cannot be written.
     """
+    _check_output(options.output_json)
     tokens = _tokens_of(options.model)
     rng = np.random.default_rng(options.seed)
     prompts = [tokens.draw(rng, options.input_len).tolist() for _ in range(options.batch_size)]
@@ -116,10 +120,14 @@ def _params(options: EngineUnderTest, max_tokens: int) -> SamplingParams:
     return SamplingParams(n=options.n, temperature=1.0, ignore_eos=True, max_tokens=max_tokens)
 
 
+def _check_output(path: Path | None) -> None:
+    if path is not None:
+        check_file("output_json", path)
+
+
 def _tokens_of(model: str | None) -> Tokens:
-    if model == "":
-        raise ConfigError("model: must not be empty, got ''")
     name = embedded_model().name if model is None else model
+    check_given(name)
     tokens = find_tokenizer(name)
     if tokens is None:
         raise ConfigError(f"model: must be on this machine, got {name}")
@@ -154,4 +162,4 @@ def _write(path: Path | None, result: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"output_json: cannot write {path}: {error}") from None
+        raise unwritable("output_json", path, error) from None

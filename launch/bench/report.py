@@ -12,6 +12,7 @@ import numpy as np
 from launch.bench.datasets import Sample
 from launch.bench.load import Run
 from launch.bench.metrics import Metrics
+from launch.bench.places import check_directory, check_file
 from launch.bench.serve_options import ServeOptions
 from quire.contract.errors import ConfigError
 
@@ -201,24 +202,23 @@ def check_place(options: ServeOptions) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    files = {"plot": options.plot}
     if options.save_result or options.append_result:
-        files["result_filename"] = (options.result_dir or Path()) / (
-            options.result_filename or ".probe"
-        )
-    for name, path in files.items():
-        if path is None:
-            continue
-        try:
-            if name != "plot":  # whose directory is not made
-                path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                path.open("a").close()
-            else:
-                path.open("x").close()
-                path.unlink()
-        except OSError as error:
-            raise ConfigError(f"{name}: cannot write {path}: {error}") from None
+        directory = options.result_dir or Path()
+        check_directory("result_dir", directory)
+        if options.result_filename is None:  # its name is made of the model's and of the time
+            probe = directory / ".probe"
+            try:
+                check_file("result_dir", probe)
+            except ConfigError:
+                raise ConfigError(
+                    f"result_dir: must be a directory that can be written, got {directory}"
+                ) from None
+        else:
+            path = directory / options.result_filename
+            check_directory("result_filename", path.parent)
+            check_file("result_filename", path)
+    if options.plot is not None:  # whose directory is not made
+        check_file("plot", options.plot)
 
 
 def save(options: ServeOptions, result: dict[str, Any], path: Path) -> None:

@@ -20,6 +20,7 @@ from launch.bench.dataset_options import DatasetName
 from launch.bench.datasets import Sample, load_samples
 from launch.bench.load import Run, run_load
 from launch.bench.metrics import Metrics, measure
+from launch.bench.places import unwritable
 from launch.bench.report import check_place, remarks_on, result_of, result_path, save, table_of
 from launch.bench.serve_options import ServeOptions
 from launch.bench.tokens import Tokens, find_tokenizer
@@ -183,7 +184,7 @@ def _report(
         try:
             save(options, result, path)
         except OSError as error:
-            raise ConfigError(f"result_filename: cannot write {path}: {error}") from None
+            raise unwritable("result_filename", path, error) from None
         typer.echo(f"saved to {path}")
     if options.plot is not None:
         from launch.bench.plot import plot
@@ -191,7 +192,7 @@ def _report(
         try:
             plot(metrics, options.percentiles, options.plot)
         except OSError as error:
-            raise ConfigError(f"plot: cannot write {options.plot}: {error}") from None
+            raise unwritable("plot", options.plot, error) from None
 
 
 def _allow_many_connections() -> None:

@@ -1,6 +1,7 @@
 """What `quire bench` takes, and refuses by name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_sent() -> 
     assert result.stderr == "error: --plot: must end in .svg, .png or .pdf, got run.txt\n"
 
 
+@pytest.mark.parametrize("command", ["latency", "throughput"])
+def test_a_place_that_cannot_be_written_is_refused_before_a_cluster_starts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.bench.offline.LLM", None)
+    path = tmp_path / "none" / "x.json"
+    result = CliRunner().invoke(app, ["bench", command, "--output-json", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"error: output_json: must be a file that can be written, got {path}: "
+        "No such file or directory"
+    )
+
+
 @pytest.mark.parametrize("name", ["result_filename", "result_dir", "plot"])
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_sent(
     name: str, tmp_path: Path
@@ -145,8 +160,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_sent(
     places = {"result_filename": str(tmp_path), "result_dir": tmp_path / "file", "plot": tmp_path}
     place: dict[str, Any] = {name: places[name]}
     options = ServeOptions(port=1, save_result=name != "plot", **place)
-    field = name.replace("dir", "filename")
-    with pytest.raises(ConfigError, match=f"^{field}: cannot write "):
+    what = "directory that can be made" if name == "result_dir" else "file that can be written"
+    message = f"{name}: must be a {what}, got {places[name]}: "
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         bench_serve(options, None)
 
 
