@@ -36,24 +36,34 @@ def check_model(config: ClusterConfig) -> None:
         ConfigError: they are not, or cannot; names file or option, and what to do.
     """
     try:
-        model = read_model(config.model, "model")
-        check_architecture(
-            model.hf,
-            tensor_parallel_size=config.tensor_parallel_size,
-            quantization=config.quantization,
-            load_format=config.load_format,
-        )
-        if config.quantization == "stored" and CONFIG_KEY not in model.hf:
-            raise nothing_stored(config.model)
-        check_heads(model.hf)
-        num_heads, longest = _num_heads(model.hf), _longest(model.hf)
+        _check_model(config)
     except ModelLoadError as error:
         raise ConfigError(error.message) from None
+
+
+def _check_model(config: ClusterConfig) -> None:
+    """Check it.
+
+    Raises:
+        ConfigError: an option does not go with it.
+        ModelLoadError: a file of it is wrong; names it.
+    """
+    model = read_model(config.model, "model")
+    check_architecture(
+        model.hf,
+        tensor_parallel_size=config.tensor_parallel_size,
+        quantization=config.quantization,
+        load_format=config.load_format,
+    )
+    if config.quantization == "stored" and CONFIG_KEY not in model.hf:
+        raise nothing_stored(config.model)
+    check_heads(model.hf)
+    num_heads, longest = _num_heads(model.hf), _longest(model.hf)
     _check_ranks(num_heads, config)
     check_block_size(config.block_size)
     _check_cache(config)
     _check_length(longest, config.max_model_len)
-    draft = _read_draft(config, model) if config.draft_model else None
+    draft = _read_draft(config, _vocab_size(model.hf)) if config.draft_model else None
     free = _free_bytes()
     if free is not None:
         _check_memory(config, free)
@@ -75,8 +85,17 @@ def _free_bytes() -> int | None:
     return None
 
 
-def _read_draft(config: ClusterConfig, target: ModelFiles) -> ModelFiles:
+def _vocab_size(hf: HfConfig) -> int:
+    """Return the tokens of a vocabulary; 0 where that is not told."""
+    return hf.integer("vocab_size", 0, least=0)
+
+
+def _read_draft(config: ClusterConfig, most: int) -> ModelFiles:
     """Return the draft model, which must be served beside the model that it drafts for.
+
+    Args:
+        config: of the cluster.
+        most: tokens of that model's vocabulary; 0 if that is not known.
 
     Raises:
         ConfigError: it cannot be.
@@ -95,12 +114,12 @@ def _read_draft(config: ClusterConfig, target: ModelFiles) -> ModelFiles:
             load_format=config.load_format,
         )
         check_heads(draft.hf)
-        sizes = [each.hf.integer("vocab_size", 0, least=0) for each in (draft, target)]
+        size = _vocab_size(draft.hf)
     except ModelLoadError as error:
         raise ConfigError(f"draft_model: {error.message}") from None
-    if 0 < sizes[1] < sizes[0]:
+    if 0 < most < size:
         raise ConfigError(
-            f"draft_model: vocabulary must be at most the model's {sizes[1]} tokens, got {sizes[0]}"
+            f"draft_model: vocabulary must be at most the model's {most} tokens, got {size}"
         )
     return draft
 
@@ -207,11 +226,15 @@ def _check_weights(
 
     Raises:
         ConfigError: they are not, or do not; names file or tensor.
+        ModelLoadError: config.json of the model names no type of them.
     """
     num_bytes = model.weight_bytes("model", config.dtype, config.quantization)
     if draft is not None:
         own = _of_draft(config.quantization)
-        num_bytes += draft.weight_bytes("draft_model", config.dtype, own)
+        try:
+            num_bytes += draft.weight_bytes("draft_model", config.dtype, own)
+        except ModelLoadError as error:
+            raise ConfigError(f"draft_model: {error.message}") from None
     if on_cpu(config.device) and free is not None and num_bytes > free:
         raise ConfigError(
             f"model: must fit the memory that is free, {free / GIB:.1f} GiB, got "

@@ -56,6 +56,7 @@ class ModelFiles:
 
         Raises:
             ConfigError: a file is broken, or has a tensor of an unknown type; names it.
+            ModelLoadError: config.json has no text as type of activations, which is asked for.
         """
         held = _DTYPES.get(self.dtype if dtype == "auto" else dtype, "")
         if self.gguf is not None:

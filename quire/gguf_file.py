@@ -164,7 +164,7 @@ def find_gguf(model: Path) -> Path | None:
         return None
     files = sorted(model.glob(f"*{SUFFIX}"))
     if len(files) > 1:
-        raise ModelLoadError(f"model: must hold one {SUFFIX} file, got {len(files)} in {model}")
+        raise ModelLoadError(f"{model}: must hold one {SUFFIX} file, got {len(files)}")
     return files[0] if files else None
 
 

@@ -190,8 +190,13 @@ def model_path(model: str | None) -> Path:
         Exit: MODEL is empty, as a variable that is not set; one line says so.
     """
     from launch.cluster.config import embedded_model
+    from launch.model_names import check_given
 
-    if model == "":
-        typer.echo("error: model: must not be empty, got ''", err=True)
-        raise typer.Exit(2)
-    return embedded_model() if model is None else Path(model).resolve()
+    if model is None:
+        return embedded_model()
+    try:
+        check_given(model)
+    except ConfigError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(2) from None
+    return Path(model).resolve()

@@ -248,7 +248,7 @@ def test_other_architectures_types_and_broken_files_are_refused(tmp_path: Path) 
             info(path)
     path.write_bytes(whole)
     (tmp_path / "n.gguf").write_bytes(whole)
-    with pytest.raises(ModelLoadError, match=r"model: must hold one \.gguf file, got 2"):
+    with pytest.raises(ModelLoadError, match=r": must hold one \.gguf file, got 2$"):
         info(tmp_path)
 
 

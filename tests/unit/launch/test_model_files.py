@@ -15,6 +15,7 @@ from tests.unit.launch.model_makers import (
     check,
     refused,
     write_gguf,
+    write_model,
     write_tensors,
 )
 from worker_svc.loading import gguf_types, quantized_checkpoint
@@ -118,6 +119,7 @@ def test_a_format_that_no_worker_reads_is_refused(
             f"compressed-tensors, fp8, got {method or 'unnamed'!r}",
             model,
         )
+        check(model, load_format="dummy")  # which reads none
 
 
 def test_formats_are_those_that_have_a_reader() -> None:
@@ -149,6 +151,10 @@ def test_a_draft_model_is_checked_as_the_model_is(tmp_path: Path, make_model: Ma
         **drafts_of(make_model(num_attention_heads=9, num_key_value_heads=9)),
         tensor_parallel_size=2,
     )
+    for name in "ab":
+        (tmp_path / "two").mkdir(exist_ok=True)
+        (tmp_path / "two" / f"{name}.gguf").write_text("")
+    refused_draft(f"{tmp_path / 'two'}: must hold one .gguf file, got 2", tmp_path / "two")
     missing = tmp_path / "none"
     refused_draft(f"must be a directory or a .gguf file that exists, got {missing}", missing)
     refused_draft("must have a config.json or be a .gguf file, got", tmp_path)
@@ -167,6 +173,19 @@ def test_a_draft_model_is_checked_as_the_model_is(tmp_path: Path, make_model: Ma
     write_tensors(model / "model.safetensors", 9 * GIB)
     refused("model: must fit the memory that is free, 4.0 GiB, got", **drafts_of(model))
     check(**drafts_of(model), load_format="dummy")
+
+
+def test_a_value_of_a_wrong_type_is_of_the_file_that_has_it(
+    tmp_path: Path, make_model: MakeModel
+) -> None:
+    wrong, draft = make_model(vocab_size="many"), drafts_of(embedded_model())
+    refused(f"{wrong / 'config.json'}: vocab_size: ", wrong, **draft)
+    refused(f"draft_model: {wrong / 'config.json'}: vocab_size: ", **drafts_of(wrong))
+    for values in ({"dtype": 5}, {"dtype": None, "torch_dtype": 5}):
+        model = write_model(tmp_path / "model", **values)
+        refused(f"{model / 'config.json'}: {[*values][-1]}", model)
+        refused(f"draft_model: {model / 'config.json'}: {[*values][-1]}", **drafts_of(model))
+        check(model, dtype="float32")  # which nothing of the model is read for
 
 
 def test_a_broken_gguf_file_is_refused(tmp_path: Path) -> None:
