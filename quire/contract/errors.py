@@ -173,9 +173,10 @@ class AbortedError(QuireError):
 
 NOT_FINITE = (
     "the answer ended early: for its next token the model gave numbers that are not finite; its "
-    "weights are broken, or dtype or quantization too narrow for them"
+    "weights are broken, or dtype or quantization too narrow for them; or its structured outputs "
+    "reached a limit of their grammar, which the worker has logged"
 )
-"""Why an answer has the finish reason ERROR: there is no other cause."""
+"""Why an answer has the finish reason ERROR: there is no third cause."""
 
 NO_TOKEN = (
     "the answer ended early: what the request forbids left no token that could come next; look at "

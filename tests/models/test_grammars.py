@@ -193,4 +193,9 @@ def test_a_model_without_a_tokenizer_fails_what_has_a_grammar(tmp_path: Path) ->
     save_model(tmp_path, llama_config())
     driver = Driver(load_runner(tmp_path))
     driver.add(0, PROMPT, CHOICE)
-    assert driver.start().result().failed_sequence_ids == (0,)
+    driver.add(1, PROMPT, replace(CHOICE, allowed_token_ids=(30,)))
+    step = driver.start()
+    result = step.result()
+    assert result.failed_sequence_ids == (0, 1)
+    assert result.barred_sequence_ids == (), "the grammar failed, by no fault of the requests"
+    assert step.num_failed(result) == (0, 2)

@@ -123,7 +123,7 @@ class Grammars:
         pieces = [work[start::NUM_THREADS] for start in range(min(NUM_THREADS, len(work)))]
         futures = [self._threads.submit(_fill_all, piece) for piece in pieces]
         indices = [index for job in jobs for index in job.indices]
-        return PendingMasks(self.times, dict(zip(indices, masks, strict=True)), futures)
+        return PendingMasks(self.times, jobs, dict(zip(indices, masks, strict=True)), futures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +147,20 @@ class PendingMasks:
 
     Args:
         times: to be added to.
+        jobs: what is filled.
         masks: by row of the logits.
         futures: what fills them; each returns the microseconds it took.
     """
 
     def __init__(
-        self, times: GrammarTimes, masks: dict[int, Mask], futures: Sequence[Future[int]]
+        self,
+        times: GrammarTimes,
+        jobs: Sequence[MaskJob],
+        masks: dict[int, Mask],
+        futures: Sequence[Future[int]],
     ) -> None:
         self._times = times
+        self._jobs = jobs
         self._masks = masks
         self._futures = futures
 
@@ -166,6 +172,13 @@ class PendingMasks:
         self._times.wait_us += (time.perf_counter_ns() - started_ns) // 1000
         self._times.num_masks += len(self._masks)
         return self._masks
+
+    @property
+    def failed_rows(self) -> frozenset[int]:
+        """The rows whose grammar has failed; only after `wait`."""
+        return frozenset(
+            index for job in self._jobs if job.state.has_failed for index in job.indices
+        )
 
 
 class GrammarState:
@@ -201,11 +214,17 @@ class GrammarState:
         """Return the state of a sequence that has the same tokens so far."""
         return GrammarState(self._grammars, self._params, self._start, self._num_prompt_tokens)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last call of `fill` could not tell what may come next."""
+        return self._failure != ""
+
     def fill(self, masks: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]) -> None:
         """Write which tokens may come next.
 
-        A mask allows nothing where the grammar has failed, which ends the sequence as logits do
-        that are not finite. After a draft that may not come masks mean nothing.
+        Where the grammar fails, whatever the cause, all masks allow nothing and `has_failed` tells
+        it from a request that forbids every token: the sequence ends as it does by logits that are
+        not finite. After a draft that may not come masks mean nothing.
 
         Args:
             masks: [n, ceil(vocab_size / 32)] int32, written: the last follows all tokens, each

@@ -116,12 +116,14 @@ class RuledRow:
         rules: rules of its sequence.
         token_ids: [num_tokens] int32 tokens of the sequence, prompt and output.
         mask: [ceil(vocab_size / 32)] int32, what its grammar allows; None for all.
+        has_failed_grammar: the mask allows nothing because the grammar has failed.
     """
 
     index: int
     rules: LogitRules
     token_ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.int32] | None = None
+    has_failed_grammar: bool = False
 
     @property
     def has_grammar(self) -> bool:
@@ -152,7 +154,8 @@ def apply_rules(
     """Change rows of logits; the number of operations does not grow with the number of rows.
 
     Returns:
-        The rows that are left no token, by `RuledRow.index`.
+        The rows whose requests leave them no token, by `RuledRow.index`; a grammar that has failed
+        leaves none either, but by no fault of the request.
 
     Mutates: logits.
 
@@ -190,7 +193,9 @@ def apply_rules(
 def _barred(
     rows: Sequence[RuledRow], bits: Array | None, forbidden: Sequence[IntArray], vocab_size: int
 ) -> frozenset[int]:
-    """Return which rows [n] are left no token: only here is that told from logits of no use.
+    """Return which rows [n] are left no token by their requests.
+
+    Only here is that told from logits of no use, and from grammars that have failed.
 
     Args:
         rows: the rows.
@@ -200,7 +205,9 @@ def _barred(
     """
     found = []
     for place, (row, token_ids) in enumerate(zip(rows, forbidden, strict=True)):
-        if row.is_masked:
+        if row.has_failed_grammar:
+            is_barred = False
+        elif row.is_masked:
             assert bits is not None, "there is a row that is masked"
             is_barred = not _has_others(bits[place], token_ids)
         else:

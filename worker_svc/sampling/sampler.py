@@ -1,7 +1,7 @@
 """The sampler: a step's logits go in, its tokens and their reports come out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ class Sampled:
         reported: tensors that `logprobs` reads once they are on the host.
         grammar_ids: sequences under a grammar.
         barred: rows of the logits whose rules left no token, so that `ok` is False.
+        failed_grammar_ids: sequences whose grammar has failed, so that `ok` is False.
     """
 
     token_ids: torch.Tensor
@@ -47,6 +48,7 @@ class Sampled:
     reported: tuple[torch.Tensor, ...] = ()
     grammar_ids: frozenset[int] = frozenset()
     barred: frozenset[int] = frozenset()
+    failed_grammar_ids: frozenset[int] = frozenset()
 
 
 class Sampler:
@@ -129,16 +131,25 @@ class Sampler:
             token_ids, ok = self._sample_on_first_rank(logits, columns)
         if not is_first_rank:
             return Sampled(token_ids, ok, prompt_logprobs, None)
-        grammar_ids = frozenset(
-            batch.sampling_ids[each.index] for each in ruled if each.has_grammar
+        sampled = Sampled(
+            token_ids,
+            ok,
+            prompt_logprobs,
+            SampledLogprobs(beams=beams),
+            grammar_ids=frozenset(
+                batch.sampling_ids[each.index] for each in ruled if each.has_grammar
+            ),
+            barred=barred,
+            failed_grammar_ids=frozenset(
+                batch.sampling_ids[each.index] for each in ruled if each.has_failed_grammar
+            ),
         )
         if not asking:
-            logprobs = SampledLogprobs(beams=beams)
-            return Sampled(token_ids, ok, prompt_logprobs, logprobs, (), grammar_ids, barred)
+            return sampled
         num_top = tuple(each.num_logprobs or 0 for _, each in asking)
         tensors = ops.top_logprobs(raw_logits, token_ids.index_select(0, where), max(num_top))
         logprobs = SampledLogprobs(tuple(index for index, _ in asking), num_top, beams)
-        return Sampled(token_ids, ok, prompt_logprobs, logprobs, tensors, grammar_ids, barred)
+        return replace(sampled, logprobs=logprobs, reported=tensors)
 
     def prompt_logprobs(
         self, batch: Batch, hidden: torch.Tensor
@@ -202,10 +213,17 @@ class Sampler:
         self._settle()
         if self._masks is None and self._grammars is not None:
             self._masks = self._pending_masks(self._grammars, batch, options)
-        masks = {} if self._masks is None else self._masks.wait()
-        self._masks = None
+        pending, self._masks = self._masks, None
+        masks = {} if pending is None else pending.wait()
+        failed_rows = frozenset[int]() if pending is None else pending.failed_rows
         return [
-            RuledRow(index, each.rules, self._token_ids(batch, index), masks.get(index))
+            RuledRow(
+                index,
+                each.rules,
+                self._token_ids(batch, index),
+                masks.get(index),
+                index in failed_rows,
+            )
             for index, each in options
             if each.rules is not None
         ]

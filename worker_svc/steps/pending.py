@@ -163,14 +163,18 @@ class PendingStep:
     def num_failed(self, result: StepResult) -> tuple[int, int]:
         """Return how many sequences have failed in this step: by logits, and by their grammar.
 
-        One that its request left no token without a grammar counts as neither.
+        By its grammar are both one that has failed and one under which nothing was left; one that
+        its request left no token without a grammar counts as neither.
 
         Args:
             result: of this step.
         """
         failed_ids = {*result.failed_sequence_ids}.difference(self.batch.failed_ids)
         barred_ids = failed_ids.intersection(result.barred_sequence_ids)
-        return len(failed_ids - barred_ids), len(barred_ids & self._sampled.grammar_ids)
+        by_grammar = failed_ids & self._sampled.failed_grammar_ids
+        by_logits = failed_ids - barred_ids - by_grammar
+        by_grammar |= barred_ids & self._sampled.grammar_ids
+        return len(by_logits), len(by_grammar)
 
 
 class PendingSteps:

@@ -53,8 +53,10 @@ def masks_of(
     """What a thread finds to be allowed before each draft and behind the last one."""
     token_ids = np.array([*PROMPT, *output], np.int32)
     indices = list(range(5, 6 + num_drafts))
-    found = grammars.start_masks([MaskJob(state, indices, token_ids)]).wait()
+    pending = grammars.start_masks([MaskJob(state, indices, token_ids)])
+    found = pending.wait()
     assert list(found) == indices
+    assert pending.failed_rows == (frozenset(indices) if state.has_failed else frozenset())
     return tokens_of(np.array(list(found.values())))
 
 
@@ -129,9 +131,11 @@ def test_what_no_grammar_takes_fails_alone(grammars: Grammars) -> None:
     (expected,) = masks_of(grammars, good, [])
     assert masks_of(grammars, bad, [2, 2, 2]) == [set()]
     assert masks_of(grammars, bad, []) == [set()], "it has failed for good"
+    assert bad.has_failed and not good.has_failed
     assert masks_of(grammars, good, []) == [expected]
     refused = grammars.state(StructuredOutputsParams(regex="("), len(PROMPT))
     assert masks_of(grammars, refused, []) == [set()]
+    assert refused.has_failed
 
 
 def test_a_grammar_that_reaches_a_limit_fails_where_it_would_alone(
@@ -144,6 +148,7 @@ def test_a_grammar_that_reaches_a_limit_fails_where_it_would_alone(
         state, output = grammars.state(params, len(PROMPT)), list[int]()
         while mask := masks_of(grammars, state, output)[0] - set(EOS):
             output.append(min(mask))
+        assert state.has_failed
         return len(output)
 
     alone = steps(Grammars(lambda: vocabulary, VOCAB_SIZE, EOS))
@@ -157,4 +162,6 @@ def test_without_a_tokenizer_sequences_fail_one_by_one() -> None:
 
     grammars = Grammars(fail, VOCAB_SIZE, EOS)
     for params in GRAMMARS[:2]:
-        assert masks_of(grammars, grammars.state(params, len(PROMPT)), []) == [set()]
+        state = grammars.state(params, len(PROMPT))
+        assert masks_of(grammars, state, []) == [set()]
+        assert state.has_failed

@@ -135,3 +135,13 @@ def test_a_grammar_and_what_else_is_forbidden_may_leave_no_token() -> None:
         mask[allowed // 32] = 1 << allowed % 32
         row = RuledRow(0, rules, TOKENS, mask)
         assert apply_rules(random_logits()[None], [row], CpuDevice().place) == barred
+
+
+def test_a_grammar_that_has_failed_is_no_fault_of_its_request() -> None:
+    rules = LogitRules.of(SamplingParams(allowed_token_ids=(3,)), len(PROMPT), EOS)
+    assert rules is not None
+    for has_failed, barred in ((True, frozenset()), (False, {0})):
+        row = RuledRow(0, rules, TOKENS, np.zeros(2, np.int32), has_failed)
+        logits = random_logits()[None]
+        assert apply_rules(logits, [row], CpuDevice().place) == barred
+        assert logits.isinf().all()
