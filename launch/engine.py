@@ -64,7 +64,7 @@ class AsyncLLMEngine:
         """Return an engine when its cluster takes requests; errors are those of `LLM`."""
         return cls(engine_args)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt | None,
         sampling_params: SamplingParams | None = None,
@@ -74,6 +74,8 @@ class AsyncLLMEngine:
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield all there is of a request, whenever there is more.
+
+        Parameters that are changed after the call do not change the request.
 
         Args:
             prompt: text, token ids, or a mapping of "prompt" or "prompt_token_ids".
@@ -85,10 +87,15 @@ class AsyncLLMEngine:
         Raises:
             QuireError: as `AsyncClient.stream`.
         """
-        if self._client is None:
-            self._client = self._llm.async_client()
         prompt = with_ids(prompt, prompt_token_ids)
         params = self._llm.seeded(sampling_params or SamplingParams())
+        return self._outputs(request_id, prompt, params, priority)
+
+    async def _outputs(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if self._client is None:
+            self._client = self._llm.async_client()
         outputs = outputs_of(self._client, request_id, prompt, params, priority)
         async with aclosing(outputs):
             async for output in outputs:

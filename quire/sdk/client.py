@@ -6,7 +6,7 @@ and shows no seam.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -27,7 +27,7 @@ from quire.sdk.calls import (
     own_errors,
     tokenize_message,
 )
-from quire.sdk.collect import Collector
+from quire.sdk.collect import Collector, collected, first_of
 from quire.sdk.connection import NO_OPTIONS, PASSED_OVER, Connection
 from quire.sdk.resume import ResumableStream
 from quire.v1 import inference_pb2
@@ -41,30 +41,30 @@ from quire.wire.inference import (
 
 
 class AsyncClient(Connection):
-    """A router's client for asyncio. Use it in one event loop; close it or use `async with`."""
+    """A router's client for asyncio. Use it in one event loop; close it or use `async with`.
+
+    A request is what its arguments are at the call, also where a task awaits it later.
+    """
 
     _open = staticmethod(open_channel)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Completion:
+    ) -> Coroutine[Any, Any, Completion]:
         """Return the whole answer, the first of n; arguments and errors as in `stream`."""
-        return (await self.generate_all(prompt, sampling_params, **options))[0]
+        return first_of(self.generate_all(prompt, sampling_params, **options))
 
-    async def generate_all(
+    def generate_all(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> list[Completion]:
+    ) -> Coroutine[Any, Any, list[Completion]]:
         """Return all n whole answers; arguments and errors as in `stream`."""
-        collector = Collector()
-        async for event in self.stream(prompt, sampling_params, **options):
-            collector.add(event)
-        return collector.completions()
+        return collected(self.stream(prompt, sampling_params, **options), Collector())
 
     def stream(
         self,
@@ -93,26 +93,24 @@ class AsyncClient(Connection):
         """
         return self._events(self._open_stream(prompt, sampling_params, options), options)
 
-    async def chat(
+    def chat(
         self,
         messages: Messages,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
-    ) -> Completion:
+    ) -> Coroutine[Any, Any, Completion]:
         """Return what the assistant says next, the first of n; as `stream_chat`."""
-        return (await self.chat_all(messages, sampling_params, **options))[0]
+        return first_of(self.chat_all(messages, sampling_params, **options))
 
-    async def chat_all(
+    def chat_all(
         self,
         messages: Messages,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
-    ) -> list[Completion]:
+    ) -> Coroutine[Any, Any, list[Completion]]:
         """Return all n whole answers; arguments and errors as in `stream_chat`."""
         collector = Collector(options.get("parse_output", False))
-        async for event in self.stream_chat(messages, sampling_params, **options):
-            collector.add(event)
-        return collector.completions()
+        return collected(self.stream_chat(messages, sampling_params, **options), collector)
 
     def stream_chat(
         self,

@@ -1,6 +1,8 @@
 """Puts the events of a Generate stream together."""
 
+from collections.abc import AsyncIterable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.contract.chat import ToolCall
 from quire.contract.errors import UnavailableError
@@ -119,3 +121,20 @@ class Collector:
                 )
             )
         return completions
+
+
+async def collected(events: AsyncIterable[Event], collector: Collector) -> list[Completion]:
+    """Return the whole answers that events bring.
+
+    Args:
+        events: of one stream.
+        collector: takes them.
+    """
+    async for event in events:
+        collector.add(event)
+    return collector.completions()
+
+
+async def first_of(completions: Coroutine[Any, Any, Sequence[Completion]]) -> Completion:
+    """Return the first of the answers that are awaited."""
+    return (await completions)[0]

@@ -1,11 +1,16 @@
+import asyncio
 import copy
 import math
 import pickle
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from quire import AsyncClient
 from quire.contract.errors import InvalidRequestError
+from quire.contract.outputs import Event, Finished, FinishReason, Started
 from quire.contract.sampling_params import (
     FILLED_IN,
     GREEDY_BELOW,
@@ -185,3 +190,26 @@ def test_a_copy_and_a_request_keep_what_they_had(copied: object) -> None:
     assert own.left_open == {"top_k"} and params.left_open == frozenset()
     own.n = 4
     assert params.n == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("generate", "x"), ("generate_all", "x"), ("chat", []), ("chat_all", [])],
+)
+async def test_a_call_for_asyncio_keeps_what_it_had_before_its_task_begins(
+    name: str, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def events(client: AsyncClient, stream: Any, _: Any) -> AsyncGenerator[Event, None]:
+        # As its number of tokens, which the answer tells.
+        yield Started("1", stream.request.sampling_params.max_tokens, seed=0)
+        yield Finished(FinishReason.STOP, 0)
+
+    monkeypatch.setattr(AsyncClient, "_events", events)
+    params, tasks = SamplingParams(), []
+    async with AsyncClient("127.0.0.1:1") as client:
+        for max_tokens in (3, 9):
+            params.max_tokens = max_tokens
+            tasks.append(asyncio.create_task(getattr(client, name)(asked, params)))
+        found = await asyncio.gather(*tasks)
+    answers = [each[0] if isinstance(each, list) else each for each in found]
+    assert [each.num_prompt_tokens for each in answers] == [3, 9]

@@ -85,7 +85,7 @@ class FakeLLM:
         return self.client
 
     def seeded(self, params: SamplingParams) -> SamplingParams:
-        return params
+        return params.clone()
 
     def close(self) -> None:
         self.is_closed = True
@@ -241,6 +241,19 @@ async def test_the_engine_for_asyncio_takes_token_ids_in_the_same_place(
     assert (last.request_id, last.prompt, last.prompt_token_ids) == ("1", "a", IDS)
     await engine.aclose()
     assert llms[0].is_closed and llms[0].client.is_closed
+
+
+async def test_the_engine_for_asyncio_takes_a_request_at_the_call(llms: list[FakeLLM]) -> None:
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs())
+    params, streams = PARAMS.clone(), []
+    for temperature in (0.5, 1.5):
+        params.temperature = temperature
+        streams.append(engine.generate("a", params, str(temperature)))
+    for stream in streams:
+        async for _ in stream:
+            pass
+    assert [each.temperature for _, each in llms[0].client.asked] == [0.5, 1.5]
+    await engine.aclose()
 
 
 def test_metrics_are_where_the_time_went() -> None:
