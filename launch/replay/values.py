@@ -9,6 +9,7 @@ from typing import Any
 from launch.replay.epochs import RecordedEpoch
 from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError, InvalidRequestError
+from quire.contract.outputs import FinishReason
 from quire.contract.recording import EpochHeader
 from quire.contract.steps import SchedulerOutputs, StepResult
 from quire.contract.workers import LoadSpec
@@ -154,6 +155,9 @@ def _first_difference(
 ) -> tuple[int, str, Any, Any] | None:
     # As the wire brings it: log-probabilities are float32 there.
     replayed = step_result_from_proto(step_result_to_proto(replayed))
+    if not recorded.barred_sequence_ids:
+        # Records of older releases have none, which cannot be told from a step without any.
+        replayed = replace(replayed, barred_sequence_ids=())
     for before, now in zip_longest(_values(orders, recorded), _values(orders, replayed)):
         if before == now:
             continue
@@ -171,12 +175,17 @@ def _values(orders: SchedulerOutputs, result: StepResult) -> list[tuple[int, str
     drafting = [sequence_id for sequence_id, num_slots in slots if num_slots]
     return [
         *((each, "drafts", n) for each, n in zip(drafting, result.num_draft_tokens, strict=True)),
-        *((each, "failed", True) for each in result.failed_sequence_ids),
+        *((each, "failed", _why_failed(result, each)) for each in result.failed_sequence_ids),
         *((each, "token", token) for each, token in _parallel(result, result.token_ids)),
         *((each, "logprobs", entry) for each, entry in _parallel(result, result.logprobs)),
         *((each, "prompt logprobs", part) for each, part in result.prompt_logprobs),
         *((each, "vector", sha256(vector).hexdigest()) for each, vector in result.vectors),
     ]
+
+
+def _why_failed(result: StepResult, sequence_id: int) -> str:
+    is_barred = sequence_id in result.barred_sequence_ids
+    return (FinishReason.NO_TOKEN if is_barred else FinishReason.ERROR).value
 
 
 def _parallel(result: StepResult, column: Sequence[Any]) -> list[tuple[int, Any]]:

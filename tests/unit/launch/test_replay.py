@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launch.replay.epochs import RecordedEpoch, read_epochs
 from launch.replay.orders import OrderCheck
+from launch.replay.values import Replay
 from quire.contract.engine_options import CacheOptions
 from quire.contract.errors import ConfigError
 from quire.contract.outputs import ModelInfo
@@ -175,3 +178,33 @@ def test_a_directory_without_the_epoch_is_refused(tmp_path: Path) -> None:
         read_epochs(tmp_path / "records", 10)
     with pytest.raises(ConfigError, match="must hold a recording"):
         read_epochs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recorded_barred", "replayed_barred", "wrong"),
+    [
+        ([1], [1], ""),
+        ([1], [], "sequence 1: failed: recorded no_token, replayed error"),
+        ([1], [2], "sequence 1: failed: recorded no_token, replayed error"),
+        # Records of older releases do not say it.
+        ([], [1], ""),
+    ],
+)
+def test_why_a_sequence_failed_is_compared_where_it_was_recorded(
+    recorded_barred: list[int], replayed_barred: list[int], wrong: str, tmp_path: Path
+) -> None:
+    failed = result(1, failed=[1, 2])
+    replayed = replace(failed, barred_sequence_ids=replayed_barred)
+    worker: Any = SimpleNamespace(
+        load_model=lambda spec, name: SimpleNamespace(
+            checkpoint_digest=HEADER.loaded.checkpoint_digest, info=HEADER.loaded.model
+        ),
+        profile_cache=lambda options: SimpleNamespace(block_bytes=1),
+        init_cache=lambda spec: None,
+        execute=lambda orders: SimpleNamespace(result=lambda: replayed),
+    )
+    recorded(tmp_path, PREFILL, replace(failed, barred_sequence_ids=recorded_barred))
+    [epoch] = read_epochs(tmp_path)
+    epoch = RecordedEpoch(replace(epoch.header, has_tokens=True), epoch.paths)
+    found = Replay(worker, "", lambda _: None).run([epoch])
+    assert ("" if found is None else str(found).partition(", ")[2]) == wrong
