@@ -292,14 +292,15 @@ class RouterAliases(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
         counters = self._counters
+        # vLLM's reasons: NO_TOKEN is an "error" there.
+        outputs = Counter[tuple[str, str]]()
+        for model in counters.latencies:
+            for reason in FinishReason:
+                outputs[model, reason.shown] += counters.outputs[model, reason]
         yield counter(
             "vllm:request_success_total",
             "Outputs that have ended.",
-            {
-                (model, reason.value): counters.outputs[model, reason]
-                for model in counters.latencies
-                for reason in FinishReason
-            },
+            outputs,
             ("model_name", "finished_reason"),
         )
         for name, documentation, tokens in (

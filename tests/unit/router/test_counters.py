@@ -6,6 +6,7 @@ import pytest
 
 from quire.contract.errors import OverloadedError, UnavailableError
 from quire.contract.outputs import Delta, Event, Finished, FinishReason, Started
+from router.metrics import RouterAliases
 from router.requests.counters import Counters, RequestOutcome
 
 STARTED = Started("id", 7, seed=1)
@@ -92,3 +93,19 @@ async def test_latencies_are_of_messages_that_bring_tokens() -> None:
     assert latencies.between_tokens.count == 1
     assert 0.02 <= latencies.first_token.total <= latencies.whole.total
     assert latencies.between_tokens.total <= latencies.whole.total - 0.02
+
+
+def test_outputs_have_vllms_reasons_under_vllms_name() -> None:
+    counters = Counters()
+    record = counters.open()
+    record.accept("m", 3)
+    reasons = (FinishReason.LENGTH, FinishReason.ERROR, FinishReason.NO_TOKEN)
+    for event in (STARTED, *(finished(reason, index) for index, reason in enumerate(reasons))):
+        record.count(event)
+    record.close()
+    outputs = next(RouterAliases(counters).collect())
+    assert {
+        each.labels["finished_reason"]: each.value
+        for each in outputs.samples
+        if each.name == "vllm:request_success_total"
+    } == {"stop": 0, "length": 1, "abort": 0, "error": 2}
