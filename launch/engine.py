@@ -10,6 +10,7 @@ from launch.cluster.thread import new_loop
 from launch.engine_args import EngineArgs
 from launch.engine_requests import OutputSoFar
 from launch.llm import LLM
+from launch.llm_requests import refuse
 from quire.contract.errors import InvalidRequestError, OverloadedError, RequestExistsError
 from quire.contract.request_outputs import RequestOutput
 from quire.contract.sampling_params import SamplingParams
@@ -72,6 +73,7 @@ class AsyncLLMEngine:
         prompt_token_ids: Sequence[int] | None = None,
         *,
         priority: int = 0,
+        lora_request: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield all there is of a request, whenever there is more.
 
@@ -83,10 +85,12 @@ class AsyncLLMEngine:
             request_id: unique among those that run; "" has one made.
             prompt_token_ids: of the prompt, whose text is then only shown.
             priority: smaller goes first, in [-100, 100].
+            lora_request: None: adapters are not served.
 
         Raises:
             QuireError: as `AsyncClient.stream`.
         """
+        refuse(lora_request=lora_request)
         prompt = with_ids(prompt, prompt_token_ids)
         params = self._llm.seeded(sampling_params or SamplingParams())
         return self._outputs(request_id, prompt, params, priority)
@@ -160,6 +164,7 @@ class LLMEngine:
         *,
         sampling_params: SamplingParams | None = None,
         priority: int = 0,
+        lora_request: None = None,
     ) -> None:
         """Begin a request; what the cluster refuses `step` raises.
 
@@ -172,11 +177,13 @@ class LLMEngine:
             arrival_time: passed over: requests are served in the order in which they come.
             sampling_params: another name for `params`.
             priority: smaller goes first, in [-100, 100].
+            lora_request: None: adapters are not served.
 
         Raises:
-            InvalidRequestError: no request_id, or a prompt in none of the forms.
+            InvalidRequestError: no request_id, a prompt in none of the forms, or a lora_request.
             RequestExistsError: the request_id is in use.
         """
+        refuse(lora_request=lora_request)
         if not request_id:
             raise InvalidRequestError("request_id", "must not be empty, got ''")
         if params is not None and sampling_params is not None:

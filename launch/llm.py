@@ -318,6 +318,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
+        lora_request: None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vector of each prompt: the hidden state of its last token.
 
@@ -327,11 +328,13 @@ class LLM:
                 as many as the model takes.
             use_tqdm: show a progress bar on the terminal.
             pooling_params: of all; None for vectors of length 1.
+            lora_request: as for `generate`.
 
         Raises:
             InvalidRequestError: as for `generate`.
             UnavailableError: as for `generate`.
         """
+        refuse(lora_request=lora_request)
         wanted, params = parse_prompts(prompts), pooling_params or NORMALIZED
         options: EmbedOptions = {
             "truncate_prompt_tokens": truncate_prompt_tokens,
@@ -348,6 +351,7 @@ class LLM:
         *,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        lora_request: None = None,
     ) -> list[ScoringRequestOutput]:
         """Return how alike pairs of texts are: the cosine of their vectors.
 
@@ -356,11 +360,13 @@ class LLM:
             data_2: texts.
             truncate_prompt_tokens: as for `embed`.
             use_tqdm: show a progress bar on the terminal.
+            lora_request: as for `generate`.
 
         Raises:
             InvalidRequestError: the numbers of texts make no pairs; else as for `embed`.
             UnavailableError: as for `embed`.
         """
+        refuse(lora_request=lora_request)
         first, second = (
             [each] if isinstance(each, str) else list(each) for each in (data_1, data_2)
         )

@@ -303,3 +303,23 @@ def test_none_asks_for_nothing_in_calls_and_prompts() -> None:
             for call in (llm.generate, llm.chat):
                 with pytest.raises(InvalidRequestError, match=f"{name}: must be None, got"):
                     call([], **{name: {"a": 1}})
+        assert llm.embed([], use_tqdm=False, lora_request=None) == []
+        with pytest.raises(InvalidRequestError, match="data_2"):
+            llm.score([], [], lora_request=None)
+        adapter: Any = {"a": 1}
+        with pytest.raises(InvalidRequestError, match="lora_request: must be None, got"):
+            llm.embed([], lora_request=adapter)
+        with pytest.raises(InvalidRequestError, match="lora_request: must be None, got"):
+            llm.score([], [], lora_request=adapter)
+
+
+def test_engines_take_no_adapter(engine: LLMEngine) -> None:
+    engine.add_request("1", "a", PARAMS, lora_request=None)
+    assert last_of(engine).finished
+    adapter: Any = {"a": 1}
+    with pytest.raises(InvalidRequestError, match="lora_request: must be None, got"):
+        engine.add_request("2", "a", PARAMS, lora_request=adapter)
+    asynchronous = AsyncLLMEngine.from_engine_args(AsyncEngineArgs())
+    asynchronous.generate("a", PARAMS, lora_request=None)
+    with pytest.raises(InvalidRequestError, match="lora_request: must be None, got"):
+        asynchronous.generate("a", PARAMS, lora_request=adapter)
