@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -156,7 +155,7 @@ class LLM:
         if params.seed is not None or self._next_seed is None:
             return params.clone()
         seed, self._next_seed = self._next_seed, (self._next_seed + 1) % (MAX_SEED + 1)
-        return replace(params, seed=seed)
+        return params.with_seed(seed)
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -211,8 +212,19 @@ class SamplingParams:
         return replace(self, left_open=frozenset(), **changes)
 
     def clone(self) -> "SamplingParams":
-        """Return a copy, which what is set here later does not change."""
-        return replace(self)
+        """Return a copy, which what is set here later does not change.
+
+        Its values were checked when they were set: of long ones a check takes milliseconds.
+        """
+        copied = copy(self)
+        object.__setattr__(copied, "logit_bias", dict(self.logit_bias))
+        return copied
+
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """Return a copy that has a seed in [0, MAX_SEED]; see `clone`."""
+        copied = self.clone()
+        object.__setattr__(copied, "seed", seed)
+        return copied
 
     def _take_other_spellings(self) -> None:
         """Keep one form of what callers may write in several, as vLLM's may."""

@@ -213,3 +213,13 @@ async def test_a_call_for_asyncio_keeps_what_it_had_before_its_task_begins(
         found = await asyncio.gather(*tasks)
     answers = [each[0] if isinstance(each, list) else each for each in found]
     assert [each.num_prompt_tokens for each in answers] == [3, 9]
+
+
+def test_a_copy_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(allowed_token_ids=tuple(range(50)), logit_bias={1: 2.0})
+    expected = replace(params, seed=7)
+    monkeypatch.delattr(SamplingParams, "__post_init__")
+    monkeypatch.setattr(SamplingParams, "__init__", None)
+    own, seeded = params.clone(), params.with_seed(7)
+    assert (own, seeded, params.seed) == (params, expected, None)
+    assert own.logit_bias is not params.logit_bias is not seeded.logit_bias
