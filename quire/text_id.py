@@ -8,7 +8,7 @@ from quire.gguf_file import GgufFile, find_gguf
 from quire.grammar import grammar_version
 
 # To be raised when prompts, text, what ends it or masks come out otherwise for the same files.
-TEXT_VERSION = 4
+TEXT_VERSION = 5
 ID_BYTES = 16
 # What tokenizers and chat templates are read from, by transformers too.
 _PATTERNS = (

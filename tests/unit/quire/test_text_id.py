@@ -81,7 +81,7 @@ def test_a_tokenizer_has_the_id_of_this_version(
     monkeypatch.setattr(module, "grammar_version", lambda: "0.1")
     monkeypatch.setattr(module, "_tokenizers_version", lambda: "0.2")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert (module.TEXT_VERSION, text_id(tmp_path)) == (4, "040c7a9189b9907d95478bb1416ad740")
+    assert (module.TEXT_VERSION, text_id(tmp_path)) == (5, "975ec4ac5bb694c16802071d3871522f")
 
 
 def test_a_directory_without_a_tokenizer_has_none(tmp_path: Path) -> None:
