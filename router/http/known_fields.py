@@ -133,7 +133,7 @@ _CHAT_OBEYED = (
     "resume resumable reasoning_effort add_generation_prompt continue_final_message stream "
     "stream_options return_token_ids return_tokens_as_token_ids logprobs top_logprobs "
     "prompt_logprobs max_tokens max_completion_tokens response_format include_reasoning modalities "
-    "functions function_call audio web_search_options chat_template documents echo"
+    "functions function_call audio web_search_options chat_template documents echo thinking"
 )
 _CHAT: Mapping[str, Rule] = {
     **_TO_GENERATION,

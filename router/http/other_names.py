@@ -61,7 +61,6 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **_called("reasoning_effort", "reasoning"),
         **_why("give it in a message", "system instructions"),
         **_why("logprobs and top_logprobs ask for them", "include"),
-        **_why("chat_template_kwargs and reasoning_effort say how to think here", "thinking"),
     },
     "/v1/completions": {**_TO_PROMPTS, **_called("prompt", "prompt_token_ids")},
     "/generate": _TO_PROMPTS,

@@ -17,7 +17,7 @@ PATH = "/v1/chat/completions"
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}{{ enable_thinking }}"
 )
 MESSAGES = [
     {"role": "system", "content": "list"},
@@ -114,9 +114,15 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
         ({"tools": [TOOL]}, f"{PROMPT[:-11]}{tools}<assistant>"),
         ({"tools": [TOOL], "tool_choice": "none"}, PROMPT),
         ({"chat_template_kwargs": {"mood": "!"}}, PROMPT + "!"),
+        ({"thinking": {"type": "disabled"}}, f"{PROMPT}False"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, f"{PROMPT}True"),
+        ({"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": 1}},
+         f"{PROMPT}1"),
+        ({"thinking": {"type": "adaptive"}}, PROMPT),
+        ({"thinking": None}, PROMPT),
         ({"add_generation_prompt": False}, PROMPT[:-11]),
         ({"continue_final_message": True, "add_generation_prompt": False}, PROMPT[:-11]),
-    ):
+    ):  # fmt: skip
         answer = await setup.post(PATH, {**BODY, **body, "return_token_ids": True})
         assert answer.json()["prompt_token_ids"] == BACKEND.encode(prompt).ids
         tokens = await setup.post("/tokenize", {**BODY, **body})
@@ -137,6 +143,8 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"messages": [{"role": "assistant", "refusal": 5}]}, "messages[0].refusal"),
         ({"messages": [{"role": "u", "name": 5}]}, "messages[0].name"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"thinking": True}, "thinking"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "name": 5}]}, "tools[0].name"),

@@ -6,7 +6,7 @@ from quire.contract.chat import ChatInput
 from quire.contract.openai_chat import parse_messages, parse_tool_choice, parse_tools
 from router.http.fields import Fields
 from router.http.sampling import check_served, read_sampling_params
-from router.http.template_kwargs import read_template_kwargs
+from router.http.template_kwargs import read_template_kwargs, read_thinking
 from router.http.tools import own_names_of_tools
 
 # Fields that would change an answer, and are not obeyed here.
@@ -89,7 +89,7 @@ def read_request(body: Fields) -> ChatCompletionRequest:
         parse_tools(body.value("tools")),
         tool_choice,
         tool_choice_name,
-        read_template_kwargs(body, body.text("reasoning_effort")),
+        read_template_kwargs(body, body.text("reasoning_effort"), **read_thinking(body)),
         body.boolean("add_generation_prompt", True),
         continues,
         model=body.text("model"),

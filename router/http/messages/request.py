@@ -1,14 +1,13 @@
 """From the body of /v1/messages to a chat."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from quire.contract.chat import ChatInput
 from quire.contract.sampling_params import MAX_ITEMS
 from router.http.fields import Fields
 from router.http.messages.blocks import read_messages, read_tool_choice, read_tools
 from router.http.sampling import check_served, read_sampling_params
-from router.http.template_kwargs import read_template_kwargs
+from router.http.template_kwargs import read_template_kwargs, read_thinking
 
 # Fields that would change an answer, and are not obeyed here.
 NOT_SERVED = {
@@ -97,7 +96,7 @@ def read_chat(body: Fields) -> ChatInput:
         read_tools(body),
         tool_choice,
         tool_choice_name,
-        read_template_kwargs(body, effort, **_thinking(body)),
+        read_template_kwargs(body, effort, **read_thinking(body)),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         model=body.text("model"),
@@ -106,20 +105,3 @@ def read_chat(body: Fields) -> ChatInput:
         resumable=body.boolean("resumable"),
         single_tool_call=body.fields("tool_choice").boolean("disable_parallel_tool_use"),
     )
-
-
-def _thinking(body: Fields) -> dict[str, Any]:
-    """Return what `thinking` is to templates, by both names that they know it under."""
-    thinking = body.fields("thinking")
-    thinking.integer("budget_tokens")  # of the right type; no model obeys it
-    match thinking.text("type", "" if thinking.names() else "adaptive"):
-        case "adaptive":
-            return {}
-        case "enabled":
-            return {"enable_thinking": True, "thinking": True}
-        case "disabled":
-            return {"enable_thinking": False, "thinking": False}
-        case kind:
-            raise thinking.refuse(
-                "type", f"must be enabled, disabled or adaptive, got {kind[:32] or 'none'}"
-            )
