@@ -108,8 +108,6 @@ def _message(field: str, value: Any) -> ChatMessage:
     role = _text(f"{field}.role", message.get("role"))
     if not role:
         raise InvalidRequestError(f"{field}.role", "must not be empty")
-    if role == "function":
-        raise InvalidRequestError(f"{field}.role", "must be tool, as function is called now")
     for name, why in _NOT_READ.items():
         if message.get(name) is not None:
             raise InvalidRequestError(f"{field}.{name}", f"must be absent: {why}")

@@ -93,6 +93,12 @@ async def test_each_token_is_an_event_numbered_by_the_tokens(setup, client) -> N
     assert done.data == "[DONE]"
 
 
+async def test_the_old_role_of_a_result_goes_to_the_template(setup) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "function", "name": "f", "content": "b"}]
+    answer = await setup.post(PATH, {**BODY, "messages": said, "return_token_ids": True})
+    assert answer.json()["prompt_token_ids"] == BACKEND.encode("<user>a<function>b<assistant>").ids
+
+
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_stream_that_broke_goes_on_after_any_event(setup, resumable) -> None:
     body = {**BODY, "seed": 4, "stream": True, "resumable": resumable}
@@ -139,7 +145,6 @@ async def test_the_template_gets_tools_and_variables(setup) -> None:
         ({"messages": [{"role": "u", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
          "messages[0].function_call"),
-        ({"messages": [{"role": "function", "name": "f", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"messages": [{"role": "assistant", "refusal": 5}]}, "messages[0].refusal"),
         ({"messages": [{"role": "u", "name": 5}]}, "messages[0].name"),
