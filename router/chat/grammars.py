@@ -1,5 +1,6 @@
 """The grammar of a conversation's answer: a call, what was asked for, or either of them."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -16,13 +17,16 @@ from router.chat.parsers.forced import (
     schema_of,
 )
 from router.chat.parsers.formats import HARMONY_REASONING, NONE, OutputFormat
+from router.text.grammars import COSTLY, MAX_CPU_S
 
 # Of a prompt: they show whether it ends within reasoning.
 _NUM_LAST_CHARS = 1024
 # What a chat becomes whose grammar is made here.
 _MADE = StructuredOutputsParams(grammar="start:")
-# Schemas that are tried one by one where all of them together are no grammar.
+# Schemas that are tried one by one where all of them together are no grammar, and for how long:
+# the processes that try them are for all callers.
 _MAX_TRIED = 32
+_MAX_TRIED_S = MAX_CPU_S
 
 
 def grammar_of(
@@ -92,18 +96,23 @@ async def by_its_tool(
 ) -> InvalidRequestError:
     """Return an error of a grammar by the tool whose schema is none alone, or its own field.
 
+    No tool is looked for where a grammar costs too much, and none for longer than one may cost.
+
     Args:
         chat: as it was sent.
         error: of the request that it became.
         check: raises InvalidRequestError where a grammar cannot be obeyed.
     """
-    if error.field == _MADE.field:
+    if error.field == _MADE.field and not error.description.startswith(COSTLY):
+        until = asyncio.get_running_loop().time() + _MAX_TRIED_S
         held = [
             (place, tool)
             for place, tool in enumerate(chat.tools)
             if (chat.tool_choice_name in ("", tool.name) if chat.forces_call else tool.is_strict)
         ]
         for place, tool in held[:_MAX_TRIED]:
+            if asyncio.get_running_loop().time() >= until:
+                break
             try:
                 schema = json.dumps(schema_of(place, tool), ensure_ascii=False)
                 await check(StructuredOutputsParams(json=schema))

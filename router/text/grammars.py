@@ -16,6 +16,8 @@ from router.sandbox.processes import LimitReachedError, Limits, Sandbox
 MAX_CPU_S = 0.5
 # A worker has more stack: what overflows there has overflowed here.
 LIMITS = Limits(MAX_CPU_S, max_memory_bytes=2**31, max_stack_bytes=2**22)
+# How a refusal begins that is for the cost: of a grammar as a whole.
+COSTLY = "must cost at most"
 # Verdicts that are kept, of 32 bytes each and what was wrong.
 MAX_KEPT = 4096
 
@@ -89,7 +91,7 @@ class GrammarChecks:
         except InvalidRequestError as error:
             return error
         except LimitReachedError as error:
-            return InvalidRequestError(grammar.field, f"must cost at most {error} to be tried out")
+            return InvalidRequestError(grammar.field, f"{COSTLY} {error} to be tried out")
         return None
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 """What a conversation's answer must be: asked for, forced by tool_choice, after reasoning."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from quire.contract.chat import ChatInput, ChatMessage, Tool
 from quire.contract.errors import InvalidRequestError, OverloadedError
 from quire.contract.sampling_params import SamplingParams
 from quire.contract.structured_outputs import StructuredOutputsParams
+from router.chat import grammars
 from router.chat.grammars import by_its_own_field, by_its_tool, grammar_of
 from router.chat.parsers.formats import OutputFormat
 
@@ -137,6 +139,31 @@ async def test_a_schema_that_is_none_alone_is_named(options: dict[str, Any], fie
     assert (await by_its_tool(asked, whole, is_full)).field == "tools"
     other = InvalidRequestError("max_tokens", "why")
     assert (await by_its_tool(asked, other, check)).field == "max_tokens"
+
+
+async def test_a_tool_is_looked_for_at_the_cost_of_one_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tools = tuple(Tool(f"f{place}", "", '{"type": "object"}') for place in range(32))
+    asked = ChatInput([], SamplingParams(), tools, tool_choice="required")
+    num_tried = 0
+
+    async def check(grammar: StructuredOutputsParams) -> None:
+        nonlocal num_tried
+        num_tried += 1
+        await asyncio.sleep(0.03)
+
+    async def tried(why: str) -> int:
+        nonlocal num_tried
+        num_tried = 0
+        whole = InvalidRequestError("structured_outputs.grammar", why)
+        made = await by_its_tool(asked, whole, check)
+        assert (made.field, made.description) == ("tools", why)
+        return num_tried
+
+    assert await tried("must cost at most 0.5 s of processor time to be tried out") == 0
+    monkeypatch.setattr(grammars, "_MAX_TRIED_S", 0.05)
+    assert 1 <= await tried("why") <= 2
 
 
 def test_what_cannot_be_is_refused_by_the_field_that_was_sent() -> None:
