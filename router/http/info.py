@@ -1,6 +1,7 @@
 """What the HTTP port says of itself: models, health, version."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from typing import Any
 
 from quire.contract.errors import ModelNotFoundError, UnavailableError
 from quire.version import __version__
-from router.http.call import HttpCall
+from router.http.call import HttpCall, to_json
 from router.http.endpoint import Handle
 from router.requests.inference import Inference
 
@@ -125,9 +126,12 @@ def tokenizer_info(model: Path, chat_template: str | None) -> Handle:
     """
     try:
         found = json.loads(
-            (model / "tokenizer_config.json").read_text("utf-8-sig"), parse_constant=str
+            (model / "tokenizer_config.json").read_text("utf-8-sig"),
+            parse_constant=str,
+            parse_float=_number,
         )
-    except (OSError, ValueError):
+        to_json(found)  # a text may hold half of a surrogate pair
+    except (OSError, ValueError, RecursionError):
         found = {}
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -139,6 +143,12 @@ def tokenizer_info(model: Path, chat_template: str | None) -> Handle:
         await call.answer(content)
 
     return handle
+
+
+def _number(text: str) -> float | str:
+    """Return a number; one that overflows, which no JSON may hold, as its text."""
+    value = float(text)
+    return value if math.isfinite(value) else text
 
 
 async def version(call: HttpCall) -> None:

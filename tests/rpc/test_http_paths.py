@@ -156,6 +156,25 @@ async def test_the_tokenizer_is_told_with_the_template_in_use(tmp_path: Path) ->
         assert answer == {**config, "chat_template": TEXT_TEMPLATE}
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"a": 1e400, "b": [-1e999, 0.5, NaN]}', {"a": "1e400", "b": ["-1e999", 0.5, "NaN"]}),
+        ('{"a": "\\ud800"}', {}),
+        (f'{{"a": {"[" * 9999}', {}),
+        ("[1e400]", {}),
+    ],
+)
+async def test_whatever_the_tokenizer_has_can_be_told(
+    tmp_path: Path, text: str, shown: dict[str, Any]
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    async with http_router(tmp_path) as setup:
+        answer = await setup.http.get("/tokenizer_info")
+        own = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": None}
+        assert answer.json() == {**own, **shown}
+
+
 async def test_metrics_are_there_under_our_names_and_vllms(tmp_path: Path) -> None:
     async with http_router(tmp_path) as setup:
         await setup.post("/v1/completions", BODIES["/v1/completions"])
