@@ -81,7 +81,7 @@ async def test_a_stream_has_an_event_for_each_token_and_tells_the_same(setup, cl
 async def test_items_become_messages(setup, client) -> None:
     items = [
         {"role": "developer", "content": [{"type": "input_text", "text": "a"}]},
-        {"role": "user", "content": "b"},
+        {"role": "user", "content": "b", "tool_calls": [], "refusal": None},
         {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "c"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "d"}]},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
@@ -205,6 +205,15 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": "a"}
         ({"input": [{"role": "user", "content": [{}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"content": "a"}]}, "input[0].role"),
+        *(({"input": [{"role": role, "tool_call_id": "c", "content": "a"}]}, "input[0].role")
+          for role in ("tool", "function")),
+        *(({"input": [{"role": "assistant", "content": "a", name: value}]}, f"input[0].{name}")
+          for name, value in (
+              ("function_call", {"name": "f", "arguments": "{}"}),
+              ("tool_calls", [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]),
+              ("audio", {"id": "a"}), ("refusal", "no"), ("reasoning_content", "Hm"),
+          )),
+        ({"input": [{"role": "assistant", "tool_calls": [{}]}]}, "input[0].tool_calls"),
         *(({"input": [{**CALL, name: wrong}]}, f"input[0].{name}")
           for name in ("name", "call_id", "arguments") for wrong in (None, 5)),
         ({"input": [{**CALL, "name": ""}]}, "input[0].name"),

@@ -10,6 +10,18 @@ from quire.contract.openai_chat import parse_content, parse_messages
 from router.http.bodies import kind_of
 from router.http.fields import Fields
 
+# Members of a chat's messages that would change an answer, and what they are here.
+_NOT_READ = {
+    "tool_calls": "each call is an item function_call here",
+    "function_call": "each call is an item function_call here",
+    "tool_call_id": "what a tool returns is an item function_call_output here",
+    "refusal": "it is a part of content here",
+    "reasoning_content": "it is an item reasoning here",
+    "reasoning": "it is an item reasoning here",
+    "audio": "only text is served here",
+}
+# Those of what a tool returns in a chat.
+_TOOL_ROLES = ("tool", "function")
 # What errors call a message.
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -55,7 +67,15 @@ def _add(messages: list[dict[str, Any]], field: str, item: Mapping[str, Any]) ->
     fields = Fields(item, f"{field}.")
     match item.get("type", "message"):
         case "message":
-            role, content = fields.given_text("role"), _content(fields, "content")
+            role = fields.given_text("role")
+            if role in _TOOL_ROLES:
+                raise fields.refuse(
+                    "role", f"must not be {role}: that is an item function_call_output here"
+                )
+            for name, why in _NOT_READ.items():
+                if fields.value(name) not in (None, "", []):
+                    raise fields.refuse(name, f"must be absent: {why}")
+            content = _content(fields, "content")
             if role == "assistant":
                 message = _assistant(messages, without="content")
                 message["content"] = content
