@@ -3,9 +3,10 @@
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from http import HTTPStatus
 
-from quire.contract.inputs import GenerateInput
+from quire.contract.inputs import GenerateInput, TokenizeInput
 from quire.contract.outputs import Delta, Event, Finished
 from router.http.call import HttpCall, to_json
 from router.http.completions.request import DEFAULT_MAX_TOKENS
@@ -38,6 +39,10 @@ def generate(inference: Inference) -> Handle:
                 body.integer("priority", 0) or 0,
                 body.text("cache_salt"),
             )
+            if prompt and not body.boolean("add_special_tokens", True):
+                text = TokenizeInput(prompt, request.model, add_special_tokens=False)
+                ids = await inference.tokenize_in_turn(text, "prompt")
+                request = replace(request, prompt=ids)
             call.forget_body()
         texts = [prompt] * params.n
         async with aclosing(inference.events(request, call.caller, call.deadline_s)) as events:

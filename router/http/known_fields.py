@@ -8,14 +8,14 @@ or ignored for a reason. One that no table has is ignored, and counted by its na
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
 from router.http.bodies import kind_of
 from router.http.fields import Fields
-from router.http.other_names import NOTHING, ON_BY_DEFAULT, OTHER_NAMES
+from router.http.other_names import FORBIDS_CALLS, NOTHING, ON_BY_DEFAULT, OTHER_NAMES
 
 OTHER = "other"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
@@ -53,6 +53,9 @@ class Rule:
         is_refused: whether a value other than null, the default and an empty one is an error.
         allowed: values that are none all the same.
         default: of a switch.
+        not_beside_tools: those of `allowed` that are none only where no tool is given.
+        members: of an object, what becomes of each; those that are not here are passed over. Empty
+            where the whole of it is refused.
     """
 
     kind: Kind
@@ -60,6 +63,8 @@ class Rule:
     is_refused: bool = False
     allowed: tuple[Any, ...] = ()
     default: bool = False
+    not_beside_tools: tuple[Any, ...] = ()
+    members: Mapping[str, "Rule"] = field(default_factory=dict)
 
     def check(self, body: Fields, name: str) -> None:
         """Check the field of a body.
@@ -76,7 +81,13 @@ class Rule:
             raise body.refuse(name, f"must be {self.kind.value}, got {kind_of(value)}")
         # 0 equals False, and may ask for something.
         is_none = value is self.default or value in ("", [], {}, *self.allowed)
-        if self.is_refused and not is_none:
+        if body.value("tools") and value in self.not_beside_tools:
+            is_none = False
+        if self.members and isinstance(value, dict):
+            members = body.fields(name)
+            for member, rule in self.members.items():
+                rule.check(members, member)
+        elif self.is_refused and not is_none:
             raise body.refuse(name, f"must be absent: {self.why}")
 
 
@@ -150,10 +161,26 @@ _COMPLETIONS_OBEYED = (
     + "resume resumable prompt suffix echo logprobs prompt_logprobs max_tokens stream "
     "stream_options return_token_ids return_tokens_as_token_ids add_special_tokens response_format"
 )
-_GENERATE_OBEYED = _SAMPLING + _COMMON + "prompt stream max_tokens response_format"
-_GENERATE: Mapping[str, Rule] = {
+_COMPLETIONS: Mapping[str, Rule] = {
     **_TO_GENERATION,
-    **_ignored(Kind.ANY, "the answer is texts alone", "logprobs prompt_logprobs echo"),
+    **_ignored(Kind.OBJECT, "nothing is stored", "metadata"),
+    **_ignored(
+        Kind.BOOLEAN,
+        "only conversations have turns, reasoning and calls",
+        "add_generation_prompt include_reasoning parallel_tool_calls",
+    ),
+}
+_GENERATE_OBEYED = (
+    _SAMPLING + _COMMON + "prompt stream max_tokens response_format add_special_tokens"
+)
+_GENERATE: Mapping[str, Rule] = {
+    **_COMPLETIONS,
+    **_ignored(
+        Kind.ANY,
+        "the answer is texts alone",
+        "logprobs top_logprobs prompt_logprobs include echo return_token_ids "
+        "return_tokens_as_token_ids stream_options",
+    ),
     **_refused(Kind.ANY, "prompts are texts here, as the model expects them", "prompt_token_ids"),
     **_refused(Kind.OBJECT, "a stream of texts has no ids to go on from", "resume"),
     **_refused(Kind.BOOLEAN, "a stream of texts has no ids to go on from", "resumable"),
@@ -188,6 +215,8 @@ _MESSAGES: Mapping[str, Rule] = {
     **_ignored(Kind.ANY, "prefixes are found by their tokens", "cache_control"),
     **_ignored(Kind.ANY, "there is one place", "inference_geo"),
     **_ignored(Kind.TEXT, "there is one speed", "speed"),
+    **_ignored(Kind.OBJECT, "events show the numbers of tokens", "stream_options"),
+    **_ignored(Kind.BOOLEAN, "messages show no log-probabilities", "return_tokens_as_token_ids"),
     **_ignored(Kind.ANY, "it is for the bill of another service", "user_profile_id workspace_id"),
     **_ignored(Kind.ANY, "metrics and traces say where time goes", "diagnostics"),
     **_refused(Kind.ANY, "context is not shortened here", "context_management"),
@@ -210,7 +239,20 @@ _SCORE_OBEYED = (
 )
 _SCORE: Mapping[str, Rule] = {
     **_TO_VECTORS,
-    **_ignored(Kind.BOOLEAN, "a cosine is what it is", "use_activation"),
+    **_ignored(Kind.BOOLEAN, "a cosine is what it is", "use_activation normalize"),
+    **_ignored(Kind.ANY, "the answer has no vectors", "embed_dtype encoding_format"),
+    **_refused(Kind.INTEGER, "whole vectors are compared", "dimensions"),
+    **_refused(
+        Kind.ANY,
+        "texts are text_1 and text_2, or query and documents",
+        "input messages prompt prompt_token_ids",
+    ),
+    **_refused(Kind.TEXT, "texts are compared as they stand", "chat_template"),
+    **_refused(
+        Kind.BOOLEAN,
+        "texts are compared as they stand",
+        "add_generation_prompt continue_final_message",
+    ),
     **_refused(Kind.ANY, "put it in the query", "instruction"),
     **_refused(Kind.OBJECT, "texts are compared as they stand", "chat_template_kwargs"),
     **_refused(
@@ -274,19 +316,39 @@ class Table:
 
 def _table(route: str, obeyed: str, rules: Mapping[str, Rule]) -> Table:
     names = frozenset(obeyed.split())
+    whole = {name: _other(name, why) for name, why in OTHER_NAMES.get(route, {}).items()}
     others = {
-        name: Rule(Kind.ANY, why, True, NOTHING.get(name, ()), name in ON_BY_DEFAULT)
-        for name, why in OTHER_NAMES.get(route, {}).items()
-        if name not in names
+        name: replace(
+            rule,
+            members={
+                member.removeprefix(f"{name}."): each
+                for member, each in whole.items()
+                if member.startswith(f"{name}.")
+            },
+        )
+        for name, rule in whole.items()
+        if name not in names and "." not in name
     }
     return Table(names, MappingProxyType({**others, **rules}))
+
+
+def _other(name: str, why: str) -> Rule:
+    """Return the rule of a field that only other endpoints know."""
+    return Rule(
+        Kind.ANY,
+        why,
+        is_refused=True,
+        allowed=NOTHING.get(name, ()),
+        default=name in ON_BY_DEFAULT,
+        not_beside_tools=FORBIDS_CALLS.get(name, ()),
+    )
 
 
 TABLES: Mapping[str, Table] = {
     route: _table(route, obeyed, rules)
     for route, obeyed, rules in (
         ("/v1/chat/completions", _CHAT_OBEYED, _CHAT),
-        ("/v1/completions", _COMPLETIONS_OBEYED, _TO_GENERATION),
+        ("/v1/completions", _COMPLETIONS_OBEYED, _COMPLETIONS),
         ("/generate", _GENERATE_OBEYED, _GENERATE),
         ("/v1/responses", _RESPONSES_OBEYED, _RESPONSES),
         ("/v1/messages", _MESSAGES_OBEYED, _MESSAGES),

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tokenizers.processors import TemplateProcessing
 
 from quire import SamplingParams
 from quire.contract.errors import NO_TOKEN, NOT_FINITE
 from quire.v1 import common_pb2
 from router.http.generate import END
+from tests.fakes.small_tokenizers import byte_level
 from tests.rpc.http_setup import HttpSetup, http_router
 from tests.rpc.router_setup import PROMPT
 
@@ -42,6 +44,25 @@ async def test_texts_are_those_of_the_grpc_api_behind_the_prompt(setup: HttpSetu
     assert parts[-1] == {"text": [PROMPT + same.text]}
     lengths = [len(each["text"][0]) for each in parts]
     assert lengths == sorted(lengths)
+
+
+async def test_a_prompt_gets_nothing_around_it_where_that_is_said(tmp_path) -> None:
+    backend = byte_level()
+    backend.add_special_tokens(["<s>"])
+    special = [("<s>", backend.token_to_id("<s>"))]
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=special)
+    async with http_router(tmp_path, backend=backend) as setup:
+        texts = set()
+        for added in (True, False):
+            # The fake model begins the prompt again: so is what is added to it.
+            body = {"prompt": PROMPT, "max_tokens": 4, "add_special_tokens": added}
+            body["skip_special_tokens"] = False
+            text = (await setup.post("/v1/completions", body)).json()["choices"][0]["text"]
+            assert (await setup.post(PATH, body)).json() == {"text": [PROMPT + text]}
+            texts.add(text)
+        assert len(texts) == 2
+        wrong = await setup.post(PATH, {"prompt": PROMPT, "add_special_tokens": "no"})
+        assert wrong.json()["error"]["param"] == "add_special_tokens"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Every field that clients' APIs know is obeyed, refused or ignored for a reason."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ API_FIELDS = {
     route: names.split()
     for route, names in json.loads(Path(__file__).with_name("api_fields.json").read_text()).items()
 }
+CHAT = "/v1/chat/completions"
+GENERATING = (CHAT, "/v1/completions", "/generate", "/v1/responses", "/v1/messages")
+COMPARING = ("/v1/embeddings", "/score", "/rerank")
 SAID = [{"role": "user", "content": "a"}]
 READERS: dict[str, tuple[dict[str, Any], Callable[[Fields], object]]] = {
     "/v1/chat/completions": ({"messages": SAID}, chat.read_request),
@@ -119,7 +123,6 @@ def test_a_rule_holds(route: str, name: str) -> None:
         ("/v1/responses", "messages", SAID, "called input here"),
         ("/v1/responses", "functions", [{"name": "f"}], "called tools here"),
         ("/v1/chat/completions", "max_output_tokens", 5, "called max_completion_tokens here"),
-        ("/v1/chat/completions", "text", {"format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", "input", "a", "called messages here"),
         ("/v1/chat/completions", "instructions", "a", "give it in a message"),
         ("/v1/chat/completions", "previous_response_id", "a", "whole conversation as messages"),
@@ -129,7 +132,11 @@ def test_a_rule_holds(route: str, name: str) -> None:
         ("/v1/messages", "max_completion_tokens", 5, "called max_tokens here"),
         ("/v1/messages", "response_format", {"type": "json_object"}, "output_config.format here"),
         ("/v1/messages", "parallel_tool_calls", False, "tool_choice.disable_parallel_tool_use"),
+        ("/v1/responses", "resumable", True, "called background here"),
+        ("/v1/responses", "return_token_ids", True, "events show token_ids"),
         ("/v1/embeddings", "prompt", "a", "called input here"),
+        ("/score", "dimensions", 8, "whole vectors are compared"),
+        ("/rerank", "dimensions", 8, "whole vectors are compared"),
         ("/generate", "messages", SAID, "called prompt here"),
         ("/generate", "resume", "yes", "an object"),
         ("/generate", "resume", {"id": "a"}, "no ids to go on from"),
@@ -142,8 +149,59 @@ def test_a_name_of_another_api_is_told_what_it_is_called(
         TABLES[route].check(Fields({field: value}))
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "why"),
+    [
+        (CHAT, {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
+         "text.format: must be absent: it is called response_format here"),
+        (CHAT, {"text": "Hi"}, "text: must be absent: it is called messages here"),
+        (CHAT, {"output_config": {"effort": "low"}},
+         "output_config.effort: must be absent: it is called reasoning_effort here"),
+        (CHAT, {"output_config": {"format": {"type": "json_schema"}}},
+         "output_config.format: must be absent: it is called response_format here"),
+        (CHAT, {"reasoning": {"effort": "low"}},
+         "reasoning.effort: must be absent: it is called reasoning_effort here"),
+        (CHAT, {"reasoning": {"enabled": False}}, "reasoning.enabled: must be absent"),
+        ("/v1/responses", {"output_config": {"effort": "low"}},
+         "output_config.effort: must be absent: it is called reasoning.effort here"),
+        ("/v1/responses", {"thinking": {"type": "disabled"}}, "thinking.type: must be absent"),
+        ("/v1/responses", {"function_call": "none", "tools": [{}]},
+         "function_call: must be absent: it is called tool_choice here"),
+        ("/v1/messages", {"function_call": "none", "tools": [{}]},
+         "function_call: must be absent: it is called tool_choice here"),
+        ("/v1/messages", {"reasoning": {"effort": "low"}},
+         "reasoning.effort: must be absent: it is called output_config.effort here"),
+        ("/v1/completions", {"output_config": {"effort": "low"}},
+         "output_config.effort: must be absent: prompts are texts here"),
+        ("/generate", {"text": "Hi", "sampling_params": {}},
+         "text: must be absent: it is called prompt here"),
+        ("/generate", {"sampling_params": {"n": 2}},
+         "sampling_params: must be absent: its fields stand beside prompt"),
+    ],
+)  # fmt: skip
+def test_a_member_is_told_what_it_is_called(route: str, body: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{re.escape(why)}"):
+        TABLES[route].check(Fields(body))
+
+
+@pytest.mark.parametrize("routes", [GENERATING, COMPARING])
+def test_what_one_endpoint_obeys_the_others_know(routes: Sequence[str]) -> None:
+    """What asks for nothing there is ignored for a reason; the rest is refused."""
+    obeyed = set().union(*(TABLES[route].obeyed for route in routes))
+    for route in routes:
+        assert not obeyed - TABLES[route].obeyed - set(TABLES[route].rules), route
+
+
 def test_a_name_of_another_api_may_ask_for_nothing() -> None:
     for route, body in (
+        (CHAT, {"text": {"verbosity": "low"}}),
+        (CHAT, {"text": {"format": {"type": "text"}, "verbosity": "medium"}}),
+        (CHAT, {"reasoning": {"summary": "auto", "effort": None, "exclude": False}}),
+        ("/v1/responses", {"thinking": {"type": "adaptive"}, "resumable": False}),
+        ("/v1/responses", {"function_call": "none", "tools": []}),
+        ("/v1/messages", {"function_call": "auto", "tools": [{}]}),
+        ("/generate", {"sampling_params": {}, "top_logprobs": 3, "return_token_ids": True}),
+        ("/score", {"encoding_format": "float", "normalize": True}),
         ("/v1/responses", {"response_format": {"type": "text"}, "logprobs": False}),
         ("/v1/responses", {"modalities": ["text"], "add_generation_prompt": True}),
         ("/v1/chat/completions", {"text": {"format": {"type": "text"}}, "truncation": "disabled"}),
