@@ -185,7 +185,8 @@ def _values(orders: SchedulerOutputs, result: StepResult) -> list[tuple[int, str
 
 def _why_failed(result: StepResult, sequence_id: int) -> str:
     is_barred = sequence_id in result.barred_sequence_ids
-    return (FinishReason.NO_TOKEN if is_barred else FinishReason.ERROR).value
+    reason = FinishReason.NO_TOKEN if is_barred else FinishReason.ERROR
+    return reason.value
 
 
 def _parallel(result: StepResult, column: Sequence[Any]) -> list[tuple[int, Any]]:
