@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from quire.contract.chat import ChatInput, ChatMessage, Tool
 from quire.contract.embeddings import EmbedInput
@@ -19,7 +20,6 @@ from quire.contract.sampling_params import SamplingParams
 from quire.observe.tracing import TRACEPARENT
 from quire.rpc import Role, TlsFiles
 from quire.rpc.call_errors import error_from_rpc
-from quire.v1 import inference_pb2
 from quire.wire.embeddings import embed_input_to_proto
 from quire.wire.inference import tokenize_input_to_proto
 
@@ -201,9 +201,7 @@ def chat_input(
     )
 
 
-def embed_message(
-    prompts: Prompt | Sequence[Prompt], options: EmbedOptions
-) -> inference_pb2.EmbedRequest:
+def embed_message(prompts: Prompt | Sequence[Prompt], options: EmbedOptions) -> Message:
     """Return the request for vectors that a call of the SDK asks for.
 
     Args:
@@ -229,9 +227,7 @@ def embed_message(
     return message_of(embed_input_to_proto, asked)
 
 
-def tokenize_message(
-    text: str, model: str, add_special_tokens: bool
-) -> inference_pb2.TokenizeRequest:
+def tokenize_message(text: str, model: str, add_special_tokens: bool) -> Message:
     """Return the request for the token ids of a text.
 
     Raises:
