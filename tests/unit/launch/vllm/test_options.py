@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from launch.cli.main import app
-from launch.cluster.config import ClusterConfig
+from launch.cluster.config import ClusterConfig, embedded_model
 
 # Name: kind of its value, other spellings; as `vllm serve --help=all` has them.
 OPTIONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("options.json").read_text())
@@ -126,8 +126,6 @@ def test_an_option_is_taken_or_refused_by_name(
 def _made(name: str, directory: Path) -> Path:
     """Return what an option that names a file can name."""
     if name in ("model", "tokenizer"):
-        from launch.cluster.config import embedded_model
-
         return embedded_model()
     path = directory / name
     path.write_text("max-num-seqs: 3\n" if name == "config" else "{{ messages }}")
@@ -166,7 +164,7 @@ def test_variables_have_what_options_may_have(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"QUIRE_SERVE_{name}", value)
-    result = serve("--max-num-seqs", "3")
+    result = serve(str(embedded_model()), "--max-num-seqs", "3")
     assert result.exit_code == 0, result.output
     assert "no option reads" not in result.output
     assert {name: getattr(served[0], name) for name in expected} == expected
