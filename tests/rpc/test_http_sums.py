@@ -110,6 +110,7 @@ def body_of(path: str, chance: random.Random) -> dict[str, Any]:
         case "/v1/responses":
             tools = [{"type": "function", **tool}] if has_tools else []
             include = ["message.output_text.logprobs"] if has_logprobs else []
+            del extras["return_token_ids"]  # events have them unasked
             own = {"input": messages, "max_output_tokens": cut, "tools": tools, "stop": stop}
             return {**own, **extras, "include": include, "top_logprobs": 1}
         case _:
