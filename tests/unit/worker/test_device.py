@@ -17,9 +17,7 @@ from worker_svc.steps.graphs import graph_sizes
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cpu:1"])
 def test_a_name_of_no_device_is_refused(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"device: must (be cpu, cuda, cuda:N or auto|not be empty), got"
-    ):
+    with pytest.raises(ConfigError, match=r"^device: must be auto, cpu, cuda or cuda:N, got "):
         WorkerConfig(device=name)
 
 
