@@ -154,6 +154,7 @@ def read_tool_choice(body: Fields) -> tuple[str, str]:
         InvalidRequestError: it is of another kind than auto, any, tool and none.
     """
     choice = body.fields("tool_choice")
+    choice.boolean("disable_parallel_tool_use")  # of a wrong type, it is what is wrong
     match choice.text("type", "auto" if not choice.names() else ""):
         case "auto":
             return "auto", ""
