@@ -36,7 +36,10 @@ def identify(
         require("quire identify", "worker")
         check_isa()
         from launch.model_files import read_model
+        from launch.model_names import check_given
 
+        if model is not None:
+            check_given(model)
         DeviceOptions(device=device)  # which checks it
         path, load_options = model_path(model), LoadOptions(**options)
         read_model(path, "model")

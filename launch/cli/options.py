@@ -184,19 +184,10 @@ def resolve_draft_model(options: Values) -> None:
 
 
 def model_path(model: str | None) -> Path:
-    """Return the path of MODEL; that of the embedded model without one.
+    """Return the path of MODEL; that of the embedded model for none, or for "".
 
-    Raises:
-        Exit: MODEL is empty, as a variable that is not set; one line says so.
+    Manifests give services "" where no model is set.
     """
     from launch.cluster.config import embedded_model
-    from launch.model_names import check_given
 
-    if model is None:
-        return embedded_model()
-    try:
-        check_given(model)
-    except ConfigError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        raise typer.Exit(2) from None
-    return Path(model).resolve()
+    return Path(model).resolve() if model else embedded_model()

@@ -37,6 +37,8 @@ def serve(options: Values, model: ModelArgument = None) -> None:
         workers = ["worker"] if options["launcher"] == LauncherName.LOCAL else []
         require("quire serve", "router", *workers)
         resolve_draft_model(options)
+        if options["launcher"] != LauncherName.LOCAL:
+            model = model or None  # manifests give "" where no model is set
         # --api-key takes every word behind it: one of them may be the model, however it is spelled.
         if model is None and len(options["api_key"]) > 1:
             raise ConfigError(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.cli.options import model_path
 from launch.cluster.config import embedded_model
 from launch.llm import LLM
 from launch.model_source import ModelSource
@@ -112,3 +113,8 @@ def test_an_empty_name_is_no_directory() -> None:
         LLM(model="")
     with pytest.raises(ConfigError, match=r"^tokenizer: must not be empty, got ''$"):
         ModelSource(tokenizer="").path_of(embedded_model())
+
+
+def test_manifests_leave_the_model_of_a_service_empty(tmp_path: Path) -> None:
+    assert model_path("") == model_path(None) == embedded_model()
+    assert model_path(str(tmp_path)) == tmp_path
