@@ -1,6 +1,6 @@
 // The parts of CUDA that kernels use beyond plain C++. Compiled by nvcc, or by any C++ compiler
-// with the headers of tests/emu/include in the place of CUDA's; only this file and ptx.h know
-// which.
+// with the headers of tests/emu/include in the place of CUDA's; beyond this file only ptx.h,
+// warpgroup.h, launch.h and peers/ ask which.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,6 @@
 // Rows read and written sixteen bytes at a time where their addresses allow it. Which thread has
-// which element never depends on that, so neither does any sum.
+// which element of a row never depends on that, so neither does any sum; elements that are only
+// copied are shared out by alignment.
 #pragma once
 
 #include "cuda/device.h"

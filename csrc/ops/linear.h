@@ -101,7 +101,6 @@ struct PackedHeadLinearParams {
 
 #if defined(QUIRE_COMPILE_CHECKS)
 
-#include <limits>
 #include <tuple>
 
 #include "core/check.h"
@@ -126,8 +125,7 @@ void take_linear_operands(const Tensor& out, const Tensor& x, const std::optiona
   check_activation_dtype("x", x);
   check_unit_stride("x", x);
   check_matrix("out", out, x, out.dtype == DType::kFloat32 ? out.dtype : x.dtype);
-  if (x.shape[1] > std::numeric_limits<int32_t>::max())
-    check_range("x: K", x.shape[2], 0, int64_t{1} << 31);
+  check_range("x: K", x.shape[1], 0, int64_t{1} << 31);
   const bool is_cut = num_parts == 2 || num_parts == 4 || num_parts == 8;
   if (num_parts != 1 && !(is_cut && x.shape[1] % num_parts == 0)) {
     fail("num_parts: must be 1, 2, 4 or 8 and divide K = " + std::to_string(x.shape[1]) + ", got " +
@@ -217,8 +215,7 @@ void head_linear(Backend& backend, const Tensor& out, const Tensor& x, const Ten
   check_unit_stride("x", x);
   check_matrix("out", out, x, x.dtype);
   check_matrix("weight", weight, x, x.dtype);
-  if (x.shape[2] > std::numeric_limits<int32_t>::max())
-    check_range("x: K", x.shape[2], 0, int64_t{1} << 31);
+  check_range("x: K", x.shape[2], 0, int64_t{1} << 31);
   HeadLinearParams p{};
   p.head.out = out.data;
   p.head.x = x.data;

@@ -158,6 +158,10 @@ def test_the_cpu_is_refused(cpu_isa: str) -> None:
         ({"x": torch.zeros(2, 8, 1)}, r"^x: must be \[M, K\]"),
         ({"x": torch.zeros(2, 8).double()}, "^x: must be float32.*float64"),
         ({"x": torch.zeros(8, 2).T}, "^x: must have stride 1"),
+        (
+            {"out": torch.zeros(0, 3), "x": torch.zeros(0, 2**31)},
+            r"^x: K: must be in \[0, 2147483648\), got 2147483648$",
+        ),
         ({"weight": torch.zeros(3, 7)}, "^weight: must be .*8.*7"),
         ({"weight": torch.zeros(3, 8).half()}, "^weight: must be float32, got float16"),
         ({"weight": torch.zeros(8, 3).T}, "^weight: must have stride 1"),

@@ -108,7 +108,7 @@ class AttentionTask {
   }
   static int64_t tile_begin_of(int64_t position) { return position / kTokens * kTokens; }
 
-  // Tokens of [tile, tile + kTokens) that lie in [begin, end), relative to the tile.
+  // A position relative to a tile, from 0 to kTokens.
   static int clip(int64_t position, int64_t tile) {
     return static_cast<int>(min_of(max_of(position - tile, 0), kTokens));
   }

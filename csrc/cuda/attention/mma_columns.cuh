@@ -153,7 +153,7 @@ struct ItemBounds {
 
   __device__ int head(int kv_head, int column) const { return kv_head * group + column % group; }
 
-  // The offset of a column's query or output among rows.
+  // The address of a column's query or output among rows.
   template <typename T>
   __device__ T* address(const RowsView& rows, int kv_head, int column) const {
     return static_cast<T*>(rows.data) + (first_row + column / group) * rows.token_stride +

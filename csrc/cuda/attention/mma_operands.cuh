@@ -119,7 +119,7 @@ struct MmaOperands<T, e4m3> {
   }
 };
 
-// Scales bfloat16 to the middle of the range of float16: the power of two that takes `largest` to
+// Scales bfloat16 to the upper end of float16's range: the power of two that takes `largest` to
 // [2^14, 2^15), and its inverse. Only values below 2^-28 of `largest` are lost.
 struct PowerOfTwo {
   float factor;

@@ -1,8 +1,9 @@
 // Paged attention of partitions that several decoding sequences share, on tensor cores.
 //
-// The columns of a block are query heads of as many sequences as fit, one row of each, and take
-// each tile as the columns of a prompt do (prompt.cuh), with the same bits. Results go to slots,
-// with which the blocks that compute the rest of a sequence begin (mma.cuh).
+// The columns of a block are query heads of as many sequences as fit, or of half as many
+// (sharing.cu), one row of each, and take each tile as the columns of a prompt do (prompt.cuh),
+// with the same bits. Results go to slots, with which the blocks that compute the rest of a
+// sequence begin (mma.cuh).
 #pragma once
 
 #include "cuda/attention/prompt.cuh"
@@ -36,7 +37,7 @@ struct SharedBounds {
 
   __device__ int head(int kv_head, int column) const { return kv_head * group + column % group; }
 
-  // The offset of a column's query among rows.
+  // The address of a column's query among rows.
   template <typename T>
   __device__ T* address(const RowsView& rows, int kv_head, int column) const {
     return static_cast<T*>(rows.data) + query_start_loc[seqs[column / group]] * rows.token_stride +

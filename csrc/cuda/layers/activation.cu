@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPa
 
 template <typename Fn>
 void activate(const ActivationParams& p, cudaStream_t stream) {
-  // Few rows of many columns are shared by several blocks: 8 packs for each thread at most.
+  // Few rows of many columns are shared by several blocks: 64 elements a thread at most.
   constexpr int64_t kColumnsOfBlock = 8 * kThreads * 8;
   const auto parts = static_cast<unsigned>((p.n + kColumnsOfBlock - 1) / kColumnsOfBlock);
   QUIRE_DISPATCH_DTYPE(

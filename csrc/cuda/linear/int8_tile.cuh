@@ -19,7 +19,7 @@ namespace quire::cuda {
 constexpr float kSmallestNormal = 0x1p-126f;
 constexpr int kInt8Warps = 8;
 constexpr int kInt8Block = 64;                         // elements of K between two loads of x
-constexpr int kInt8Line = kInt8Four * kPanelFeatures;  // bytes of a panel
+constexpr int kInt8Line = kInt8Four * kPanelFeatures;  // bytes: four elements of K of a panel
 
 // Rows in int8: parts of rows in blocks of 64 elements, with zeros at the end.
 struct Int8Rows {

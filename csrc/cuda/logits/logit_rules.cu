@@ -1,4 +1,5 @@
-// Changes logits before a token is drawn from them: bit by bit what cpu/logit_rules.cpp does.
+// Changes logits before a token is drawn from them: bit by bit what cpu/logit_rules.cpp does, but
+// for the soft cap, whose tanh is CUDA's.
 #include "cuda/cuda_ops.h"
 #include "cuda/launch.h"
 #include "ops/logits.h"
