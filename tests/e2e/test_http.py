@@ -209,10 +209,23 @@ async def test_who_goes_away_gives_its_blocks_back(
 async def test_a_router_killed_in_mid_stream_costs_no_event(
     http: openai.AsyncOpenAI, grpc: AsyncClient, cluster: Cluster
 ) -> None:
+    patient = http.with_options(max_retries=30)  # until the next router listens at the same port
+    for _ in range(20):
+        if await calls_of_a_killed_router(patient, grpc, cluster) > 1:
+            return
+    pytest.fail("20 routers had sent the whole answer before they were killed")
+
+
+async def calls_of_a_killed_router(
+    patient: openai.AsyncOpenAI, grpc: AsyncClient, cluster: Cluster
+) -> int:
+    """Kill the router in a stream and go on until its end; return how many calls that took.
+
+    One, if the last event was on its way already.
+    """
     extras: dict[str, Any] = {"ignore_eos": True, **OWN}
     token_ids: list[int] = []
     num_events, text, was_killed = 0, "", False
-    patient = http.with_options(max_retries=30)  # until the next router listens at the same port
     num_calls = 0
     while num_events < 201:
         num_calls += 1
@@ -234,8 +247,8 @@ async def test_a_router_killed_in_mid_stream_costs_no_event(
                     was_killed = True
                     os.kill(cluster.router.pid, signal.SIGKILL)
     assert num_events == 201
-    assert num_calls > 1
     seed = extras["resume"]["seed"]
     params = SamplingParams(seed=seed, max_tokens=200, ignore_eos=True)
     whole = await grpc.generate(PROMPT, params)
     assert (text, tuple(token_ids)) == (whole.text, whole.token_ids)
+    return num_calls
