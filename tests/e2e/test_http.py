@@ -17,6 +17,7 @@ from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from quire.contract.outputs import CellState, Completion
 from tests.e2e.conftest import SharedClusters
+from tests.e2e.router_kills import kill_in_time
 from tests.rpc.http_setup import bodies
 
 PROMPT = "The list class"
@@ -210,19 +211,12 @@ async def test_a_router_killed_in_mid_stream_costs_no_event(
     http: openai.AsyncOpenAI, grpc: AsyncClient, cluster: Cluster
 ) -> None:
     patient = http.with_options(max_retries=30)  # until the next router listens at the same port
-    for _ in range(20):
-        if await calls_of_a_killed_router(patient, grpc, cluster) > 1:
-            return
-    pytest.fail("20 routers had sent the whole answer before they were killed")
+    await kill_in_time(lambda _: calls_of_a_killed_router(patient, grpc, cluster))
 
 
 async def calls_of_a_killed_router(
     patient: openai.AsyncOpenAI, grpc: AsyncClient, cluster: Cluster
 ) -> int:
-    """Kill the router in a stream and go on until its end; return how many calls that took.
-
-    One, if the last event was on its way already.
-    """
     extras: dict[str, Any] = {"ignore_eos": True, **OWN}
     token_ids: list[int] = []
     num_events, text, was_killed = 0, "", False

@@ -16,6 +16,7 @@ import pytest
 from launch.cluster.supervisor import Cluster
 from quire import AsyncClient, SamplingParams
 from tests.e2e.conftest import SharedClusters
+from tests.e2e.router_kills import kill_in_time
 from tests.rpc.http_setup import Sent, events_of
 
 MESSAGES = [{"role": "user", "content": "What does list.sort do?"}]
@@ -103,19 +104,12 @@ async def test_a_router_killed_in_mid_call_costs_no_event(
 ) -> None:
     patient = http.with_options(max_retries=30)  # until the next router listens at the same port
     await read(patient, {"seed": 4})  # usage counts the same cached tokens from here on
-    for seed in range(5, 25):
-        if await calls_of_a_killed_router(patient, cluster, seed) > 1:
-            return
-    pytest.fail("20 routers had sent the whole answer before they were killed")
+    await kill_in_time(lambda number: calls_of_a_killed_router(patient, cluster, 5 + number))
 
 
 async def calls_of_a_killed_router(
     patient: anthropic.AsyncAnthropic, cluster: Cluster, seed: int
 ) -> int:
-    """Kill the router in a stream and go on until its end; return how many calls that took.
-
-    One, if the last event was on its way already.
-    """
     whole = [shown(event) for event in await read(patient, {"seed": seed})]
     extras: dict[str, Any] = {"seed": seed}
     events: list[Sent] = []
